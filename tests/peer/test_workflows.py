@@ -794,6 +794,22 @@ async def test_the_first_job_that_ends_wins_and_later_runs_get_the_same(new_mesh
     assert set(runs) == {(1, "quick")}
 
 
+async def test_a_job_is_not_started_behind_its_workflow_in_a_strict_lane(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="visit", lanes=worqr.Lanes("site", strict=True), result_ttl=60)
+    async def visit(site: str, depth: int) -> str:
+        if depth == 0:
+            return site
+        with pytest.raises(worqr.UsageError, match="for ever behind the workflow that starts it, in the strict lane 'a'"):
+            visit.run(site, depth - 1)
+        return await visit.run("b", depth - 1)
+
+    async with mesh.join():
+        assert await (await visit.dispatch("a", 1)).result(PATIENCE) == "b"
+        assert await (await visit.dispatch("a", 0)).result(5) == "a"  # the lane is free again
+
+
 async def test_the_time_line_names_the_jobs_that_were_started(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 from worqr.client.producer import Call
 from worqr.errors import UsageError
 from worqr.functions.definition import FunctionDefinition
-from worqr.inside import current_run
+from worqr.inside import current_run, options_of
 from worqr.policy import ChildCancelled, ChildFailed
 from worqr.records import RemoteError
 from worqr.remote_error import packed_error
@@ -19,6 +19,19 @@ R = TypeVar("R")
 
 MAX_NAME: Final = 150
 """The most bytes of the name of a job in its workflow."""
+
+
+def _check_lane(definition: FunctionDefinition, call: Call[Any], run: Any) -> None:
+    """Raise UsageError if the job would stand behind its workflow, in a lane that runs one task after the other."""
+    lanes, record = definition.options.lanes, run.record
+    if lanes is None or not lanes.strict or call.queue != run.queue or record is None:
+        return
+    lane = str(options_of(call).get("lane", ""))
+    if lane and lane.encode() == record.get(b"lane"):
+        raise UsageError(
+            f"the job would wait for ever behind the workflow that starts it, in the strict lane {lane!r} of {call.queue!r}: "
+            "start it in another lane, or make it another function"
+        )
 
 
 class ChildJob(Generic[R]):
@@ -37,6 +50,7 @@ class ChildJob(Generic[R]):
             )
         self._flow: Any = run.flow
         self._definition = definition
+        _check_lane(definition, call, run)
         plain = name or f"{definition.name} {call.task.decode('utf-8', 'replace')}"
         self.key: str = self._flow.key(_short(plain), "give one of them a name, as in fn.named('...').run(...)")
         self._flow.children.add(self.key, call, definition.require_client())

@@ -82,8 +82,9 @@ class Bound(Generic[P, R]):
 
         Raises:
             TypeError: The function does not take these arguments.
-            UsageError: Outside a workflow; another task of the run makes the same call; an argument has the wrong type; or an
-                option is one of `id`, `unique_for`, `if_exists` and `batch`.
+            UsageError: Outside a workflow; another task of the run makes the same call; an argument has the wrong type; an
+                option is one of `id`, `unique_for`, `if_exists` and `batch`; or the job would wait in the strict lane of the
+                workflow, behind it.
             PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
         """
         definition = self._definition

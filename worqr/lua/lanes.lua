@@ -78,8 +78,9 @@ local function lane_rules(base, lane, read)
   return rules_of(unpack(kept, 1, 7))
 end
 
--- Returns when the task in front of a strict lane is due (ms since 1970; nil: none waits there). References whose job does not wait
--- there any more are passed over, as a start does, but no more than PASSED_OVER.
+-- Returns when the task in front of a strict lane is due (ms since 1970; nil: none waits there; LATEST: it is suspended, so time alone
+-- does not start it). References whose job does not wait there any more are passed over, as a start does, but no more than
+-- PASSED_OVER.
 local function front_due_at(base, lane, list)
   local due_at
   read_items(list, 0, true, 65536, function(item, passed)
@@ -115,7 +116,7 @@ local function lane_room(base, lane, rules, list, now)
   end
   local run_at = rules.strict and room > 0 and front_due_at(base, lane, list)
   if run_at and run_at > now then
-    return 0, run_at
+    return 0, run_at < LATEST and run_at or nil
   end
   return room, time_alone and opens_at or nil
 end
