@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import asyncpg
 import psycopg
@@ -402,7 +402,7 @@ def test_a_row_in_a_prepared_transaction_is_a_job_once_it_is_committed(
     """Another process may commit it, after the database was killed. If it is rolled back, there is no job."""
     outbox = new_outbox(lambda: psycopg.connect(cluster.dsn(database)))
 
-    def end(how: str, n: int) -> int:
+    def end(second: LiteralString, n: int) -> int:
         connection = psycopg.connect(cluster.dsn(database))
         connection.tpc_begin(f"row {n}")
         outbox.enqueue(connection, confirm.call(n))
@@ -413,13 +413,13 @@ def test_a_row_in_a_prepared_transaction_is_a_job_once_it_is_committed(
         assert outbox.sender.once(Passes.sweep) == 0
         cluster.restart(str(program("pg_ctl")))
         with psycopg.connect(cluster.dsn(database), autocommit=True) as other:
-            other.execute(f"{how} PREPARED 'row {n}'")
+            other.execute(second)
             other.execute("UPDATE worqr_outbox SET at = at - 3000")
         sent: int = outbox.sender.once(Passes.sweep)
         return sent
 
-    assert end("ROLLBACK", 1) == 0
-    assert end("COMMIT", 2) == 1
+    assert end("ROLLBACK PREPARED 'row 1'", 1) == 0
+    assert end("COMMIT PREPARED 'row 2'", 2) == 1
     assert (waiting(mesh), left(outbox)) == (1, 0)
 
 

@@ -112,7 +112,8 @@ def test_a_step_returns_in_each_run_what_it_has_returned_first(new_outbox: NewOu
 def test_steps_are_forgotten_after_thirty_days_a_few_in_each_transaction(
     new_outbox: NewOutbox, file: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox, connection, statements = new_outbox(file), file(), []
+    outbox, connection = new_outbox(file), file()
+    statements: list[str] = []
     in_run(FakeRun(), lambda: outbox.first(connection))
     old = [("charge", str(n), "", int(time.time() * 1000) - 31 * 86_400_000) for n in range(2 * SWEEP_ROWS + 1)]
     connection.executemany("INSERT INTO worqr_outbox_steps (queue, life, step, at) VALUES (?, ?, ?, ?)", old)

@@ -457,12 +457,10 @@ class Passes:
         """Send rows for some seconds, because those of this process come first; return how many were sent."""
         assert self._facts is not None
         sent, without = 0, self._left_out()
-        to_sweep = self._sql.to_sweep(self._queues, without)
-        found = self._database.query(to_sweep)
+        found = self._database.query(self._sql.to_sweep(self._queues, without))
         newest = self._facts.seen - TOO_OLD_MS
         if any(self._facts.covered < at < newest and not tries for _, _, at, tries in found):
             self._hold(self._facts.covered)
-            found = self._database.query(to_sweep)
         left, until = deque(found), time.monotonic() + SOONEST
         while left and time.monotonic() < until:
             page = [left.popleft() for _ in range(min(len(left), SWEEP_ROWS))]
