@@ -1,6 +1,6 @@
 """An outbox in PostgreSQL: what it costs beside a bare INSERT and beside `enqueue`, and how fast its rows become jobs.
 
-``python -m benchmarks.outbox [--calls 2000] [--rows 20000]``; `benchmarks.transfers` kills its processes.
+``python -m benchmarks.outbox [--calls 2000] [--rows 20000] [--dead 1000000]``; `benchmarks.transfers` kills its processes.
 
 It needs PostgreSQL (`apt-get install postgresql`), which it starts in a folder of its own, with fsync. It is no subject of
 ``python -m benchmarks``, which needs no database.
@@ -44,6 +44,13 @@ class World:
 
     def connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.dsn)
+
+    def store_old(self, connection: psycopg.Connection[Any], rows: int) -> None:
+        """Store and commit rows that are old enough for a sweep."""
+        for n in range(rows):
+            self.outbox.enqueue(connection, self.mesh.call("late", n=n))
+        connection.execute("UPDATE worqr_outbox SET at = at - 3000 WHERE state = 'waiting'")
+        connection.commit()
 
     def _transfer(self, n: int) -> None:
         with self.every:
@@ -148,10 +155,7 @@ def sweeps(world: World, rows: int) -> None:
     took = world.outbox.sender.once(empty)
     show("sweep of an empty table", (f"{took * 1e3:.2f}", "ms"), (f"{1 / took:,.0f}", "sweeps/s"))
     connection = world.connect()
-    for n in range(rows):
-        world.outbox.enqueue(connection, world.mesh.call("late", n=n))
-    connection.execute("UPDATE worqr_outbox SET at = at - 3000 WHERE state = 'waiting'")
-    connection.commit()
+    world.store_old(connection, rows)
     connection.close()
     began, sent = time.perf_counter(), 0
     while sent < rows:
@@ -159,15 +163,48 @@ def sweeps(world: World, rows: int) -> None:
     show("rows after an outage", (f"{rows / (time.perf_counter() - began):,.0f}", "rows/s"))
 
 
+def dead_rows(world: World, dead: int, rows: int) -> None:
+    """Sweeps while an old snapshot, as that of a backup, keeps dead rows from the vacuum."""
+    with world.connect() as backup, world.connect() as connection:
+        backup.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        backup.execute("SELECT COUNT(*) FROM worqr_outbox")
+        connection.execute(
+            "INSERT INTO worqr_outbox (id, format, queue, payload, options, at) "
+            "SELECT lpad(n::text, 32, '0'), 1, 'late', '{}', '', 0 FROM generate_series(1, %s) n",
+            (dead,),
+        )
+        connection.commit()
+        connection.execute("DELETE FROM worqr_outbox WHERE state = 'waiting'")
+        connection.commit()
+
+        def measured(passes: Passes) -> None:
+            for what in ("the first one", "the next one"):
+                began = time.perf_counter()
+                passes.sweep()
+                took, pause = time.perf_counter() - began, passes.pause()
+                show(
+                    f"sweep of {dead:,} dead rows, {what}", (f"{took * 1e3:.0f}", "ms"), (f"{pause:.1f}", "s of pause")
+                )
+            world.store_old(connection, rows)
+            began, sent, number = time.perf_counter(), 0, 0
+            while sent < rows:
+                sent, number = sent + passes.sweep(), number + 1
+            took = time.perf_counter() - began
+            show(f"{rows:,} rows among them", (f"{rows / took:,.0f}", "rows/s"), (f"{number}", "sweeps"))
+
+        world.outbox.sender.once(measured)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.outbox")
-    for name, default in (("calls", 2000), ("rows", 20_000)):
+    for name, default in (("calls", 2000), ("rows", 20_000), ("dead", 1_000_000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     with worlds() as world:
         costs(world, given.calls)
         latency(world, given.calls)
         sweeps(world, given.rows)
+        dead_rows(world, given.dead, given.rows)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -37,6 +39,7 @@ from worqr.client.schedules import fire
 from worqr.cron import Definition
 from worqr.keys import QueueKeys
 from worqr.otel import Tracing
+from worqr.sql import Outbox
 from worqr.tracing import MAX_CARRIER, limit, meta_with
 
 pytestmark = pytest.mark.one_server  # the script that takes traces is tested on each kind in tests/ops
@@ -127,6 +130,26 @@ async def test_a_run_is_linked_to_the_dispatch_that_is_part_of_the_callers_trace
         "worqr.last_attempt": False,
         "worqr.outcome": "ok",
     }
+
+
+@pytest.mark.leaves("*")
+async def test_a_run_is_linked_to_the_span_in_which_its_row_was_stored_in_an_outbox(
+    mesh: worqr.Mesh, spans: Spans, tmp_path: Path
+) -> None:
+    @mesh.task(name="Q1")
+    async def double(n: int) -> None: ...
+
+    outbox = Outbox(mesh, partial(sqlite3.connect, tmp_path / "app.db"), sweep=False)
+    outbox.create_tables()
+    connection = sqlite3.connect(tmp_path / "app.db")
+    with spans.tracer.start_as_current_span("request") as request, outbox.transaction(connection):
+        outbox.enqueue(connection, double.call(21))
+    connection.close()
+    async with mesh.join():
+        [run] = await spans.wait("process Q1")
+    await trio.to_thread.run_sync(outbox.close)
+    stored = request.get_span_context()
+    assert links_of(run) == [(stored.trace_id, stored.span_id)]
 
 
 @pytest.mark.leaves("shards")

@@ -132,7 +132,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "outbox.held": _event(
         WARNING,
-        "rows of an outbox are too old to be sent without a word, as after a restore of the database: `worqr outbox release`",
+        "rows of an outbox are too old to be sent without a word, as after a restore: `worqr outbox MODULE:OUTBOX --release`",
         "table count",
     ),
     # Claims, and the requests that end them

@@ -35,6 +35,7 @@ def test_a_worker_process_runs_tasks_and_their_results_tell_all(project: Project
     project.worker()
     print(
         project.run("""
+        import copy
         from datetime import timedelta
         from django.utils import timezone
         added = tasks.add.enqueue(1, b=2)
@@ -43,7 +44,7 @@ def test_a_worker_process_runs_tasks_and_their_results_tell_all(project: Project
         assert added.enqueued_at <= added.started_at == added.last_attempted_at <= added.finished_at, added
         assert len(added.worker_ids) == 1 and added.worker_ids[0] and added.errors == [], added
         assert (added.args, added.kwargs, added.backend) == ([1], {"b": 2}, "default")
-        assert tasks.add.get_result(added.id) == added
+        assert tasks.add.get_result(added.id) == added == copy.deepcopy(added)
 
         asked = ended(tasks.who.enqueue())
         assert asked.return_value == [asked.id, 1], asked
@@ -99,6 +100,27 @@ def test_what_json_cannot_carry_is_refused_at_the_enqueue_or_fails_the_task(proj
     """)
 
 
+def test_a_task_that_workers_could_not_import_is_refused_at_the_enqueue(project: Project) -> None:
+    project.write(
+        tasks="""
+        def work(): ...
+        renamed = task(work)
+        unnamed = task(lambda: 1)
+        """
+    )
+    project.run("""
+    from worqr.django.task_api import InvalidTask
+    for each in (tasks.renamed, tasks.unnamed):
+        try:
+            each.enqueue()
+        except InvalidTask as error:
+            assert f"{each.module_path} is not this task" in str(error), error
+            continue
+        raise AssertionError(each)
+    assert worqr.sync(mesh_of(backend).queue("django:default").count) == 0
+    """)
+
+
 def test_a_task_that_was_cancelled_or_is_gone(project: Project) -> None:
     project.write(tasks=TASKS)
     project.run("""
@@ -119,7 +141,7 @@ def test_a_task_that_was_cancelled_or_is_gone(project: Project) -> None:
         assert (cancelled.args, cancelled.attempts) == ([1, 2], 0), cancelled
 
         for path in ("shop.tasks.nothing", "subprocess.check_output", "shop.nothing.add"):
-            call = mesh.functions["django:default"].options(id="bad", keep_task=True, lane="p0", result_ttl=60)
+            call = mesh.functions["django:default"].options(id="bad", keep_task=True, lane="3-normal", result_ttl=60)
             worqr.sync(call.dispatch, path, ["exit", "1"], {})
             try:
                 backend.get_result("default:bad")
@@ -175,9 +197,7 @@ def test_priorities_take_turns_by_their_weights(project: Project) -> None:
     project.write(tasks=TASKS)
     project.run("""
     from worqr.django.meshes import lane_of
-    assert [lane_of(n) for n in (-100, -61, -60, -21, -20, 0, 20, 21, 60, 61, 100)] == [
-        "p-2", "p-2", "p-1", "p-1", "p0", "p0", "p0", "p1", "p1", "p2", "p2"
-    ]
+    assert [lane_of(n)[0] for n in (100, 51, 50, 1, 0, -1, -50, -51, -100)] == [*"112234455"]
     order = []
     signals.task_started.connect(lambda task_result, **_: order.append(task_result.task.priority), weak=False)
 
@@ -185,7 +205,7 @@ def test_priorities_take_turns_by_their_weights(project: Project) -> None:
         for priority in (-100, 0, 100) * 3:
             tasks.add.using(priority=priority).enqueue(1, 2)
         run(concurrency=1)
-        assert order[-4:] == [0, 0, -100, -100] and order.count(100) == 3, order  # each lane has had a turn before
+        assert order[:3] == [100, 0, -100] and order[-4:] == [0, 0, -100, -100], order  # each lane has a turn, then by weights
     on_bench(check)
     for wrong in (True, 1.0):
         try:

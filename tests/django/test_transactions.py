@@ -40,11 +40,11 @@ def test_enqueue_on_commit(project: Project) -> None:
     project.write(tasks=TASKS)
     project.manage("migrate", "--run-syncdb", "--verbosity", "0")
     project.run("""
+    from django.conf import settings
     from django.db import transaction
     from django.test import override_settings
     from shop.models import Order
-    queue = mesh_of(task_backends["committed"]).queue("django:default")
-    count = lambda: worqr.sync(queue.count)
+    count = lambda: worqr.sync(mesh_of(task_backends["committed"]).queue("django:default").count)
     heard = []
     signals.task_enqueued.connect(lambda task_result, **_: heard.append(task_result), weak=False)
 
@@ -83,6 +83,16 @@ def test_enqueue_on_commit(project: Project) -> None:
             tasks.late.enqueue(1)
         assert count() == 3
     assert count() == 4, "the last of two commits sends"
+    one = {"committed": {**settings.TASKS["committed"], "ENQUEUE_ON_COMMIT": "other"}, "default": settings.TASKS["default"]}
+    with override_settings(TASKS=one):
+        with transaction.atomic(using="other"):
+            with transaction.atomic():
+                tasks.late.enqueue(1)
+            assert count() == 4
+        assert count() == 5, "the commit of the named database sends"
+        with transaction.atomic():
+            tasks.late.enqueue(1)
+            assert count() == 6
     """)
 
 

@@ -18,6 +18,7 @@ import pytest
 
 import worqr
 from tests.support.children import ROOT
+from tests.support.clusters import cluster_of
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
@@ -261,7 +262,7 @@ def test_a_row_has_its_follow_ups(
     age(file, 3000)
 
     def twice(passes: Passes) -> int:
-        [*sent] = passes._database.query(passes._sql.to_sweep(None, ()))
+        [*sent] = passes._database.query(passes._sql.by_id(rows(file)))
         passes.sweep()
         return passes._send([Row(*each) for each in sent], 1e9)
 
@@ -356,6 +357,30 @@ def test_a_full_queue_is_left_out_and_others_go_on(
     assert rows(file, "DISTINCT queue, tries, state") == [("full", 0, "waiting")]
 
 
+def test_a_node_that_is_away_delays_no_rows_for_queues_of_other_nodes(
+    file: Connect, server_kind: str, prefix: str
+) -> None:
+    with cluster_of(server_kind, replicas=0) as cluster:
+        for node in cluster.nodes:
+            node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        registry = cluster.owner(f"{{{prefix}}}")
+        owners = {name: cluster.owner(f"{prefix}:{{{name}}}") for name in map("q{}".format, range(50))}
+        away = next(name for name, owner in owners.items() if owner is not registry)
+        here = next(name for name, owner in owners.items() if owner is registry)
+        mesh = worqr.Mesh[Any](cluster.url, prefix=prefix, patience=10)
+        outbox = Outbox(mesh, file, sweep=False)
+        outbox.create_tables()
+        put(outbox, file, mesh.call(away, n=1), mesh.call(here, n=1), mesh.call(away, n=2))
+        age(file, 3000)
+        owners[away].kill()
+        assert sweep(outbox) == 1
+        assert rows(file, "queue, tries, state") == [(away, 0, "waiting")] * 2
+        owners[away].start()
+        cluster.settle()
+        assert sweep(outbox) == 2
+        mesh.close()
+
+
 def test_a_row_that_the_server_refuses_is_found_and_given_up_after_ten_tries(
     mesh: worqr.Mesh[Any],
     confirm: Any,
@@ -385,6 +410,20 @@ def test_a_row_that_the_server_refuses_is_found_and_given_up_after_ten_tries(
     assert rows(file, "state, tries") == [("waiting", 0)]
 
 
+def test_rows_of_a_newer_version_are_left_to_it(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+    [newer, _] = put(outbox, file, confirm.call(1), confirm.call(2))
+    connection = file()
+    connection.execute("UPDATE worqr_outbox SET format = format + 1 WHERE id = ?", (newer.id,))
+    connection.commit()
+    connection.close()
+    age(file, 3000)
+    assert sweep(outbox) == 1
+    assert rows(file, "id, tries, state") == [(newer.id, 0, "waiting")]
+
+
 def test_a_right_that_is_missing_makes_rows_wait_and_counts_nothing(
     file: Connect, own_server: Server, prefix: str
 ) -> None:
@@ -409,23 +448,26 @@ def test_a_right_that_is_missing_makes_rows_wait_and_counts_nothing(
 
 
 def test_rows_of_a_restored_database_are_held_until_they_are_released(
-    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, prefix: str
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All of them at once, also those that one sweep would not reach."""
+    monkeypatch.setattr("worqr.sql.statements.MOST_SWEPT", 3)
+    monkeypatch.setattr("worqr.sql.sender.MOST_SWEPT", 3)
     outbox = new_outbox(file)
-    put(outbox, file, confirm.call(1), confirm.call(2))
+    put(outbox, file, *map(confirm.call, range(7)))
     age(file, 2 * HOUR)
 
     def with_coverage(passes: Passes) -> int:
         passes._lease()
         assert passes._facts is not None
         passes._facts = replace(passes._facts, covered=passes._facts.covered - 3 * HOUR)
-        return passes.sweep()
+        return sum(passes.sweep() for _ in range(3))
 
     assert outbox.sender.once(with_coverage) == 0
-    assert rows(file, "state, tries") == [("held", 0)] * 2
-    assert len(outbox.sender.ask(lambda sql: sql.again("held", None))) == 2
-    assert outbox.sender.once(with_coverage) == 2
-    assert waiting(mesh) == 2
+    assert rows(file, "state, tries") == [("held", 0)] * 7
+    assert len(outbox.sender.ask(lambda sql: sql.again("held", None))) == 7
+    assert outbox.sender.once(with_coverage) == 7
+    assert waiting(mesh) == 7
 
 
 def test_a_mesh_that_was_off_sends_what_has_waited(
@@ -447,7 +489,7 @@ def test_one_worker_sweeps_at_a_time_and_says_what_is_in_the_table(
         passes.sweep()
         age(file, 3000)
         assert other.sender.once(Passes.sweep) == 0
-        passes._counted_at = 0.0
+        passes._count_at = 0.0
         passes.sweep()
 
     outbox.sender.once(beside)
@@ -491,7 +533,7 @@ def test_a_sender_that_has_slept_for_ten_minutes_sends_nothing_that_it_has_read_
     age(file, 3000)
 
     def sleeping(passes: Passes) -> None:
-        read = [Row(*each) for each in passes._database.query(passes._sql.to_sweep(None, ()))]
+        read = [Row(*each) for each in passes._database.query(passes._sql.by_id(rows(file)))]
         read_at = boottime() - 600
         with pytest.raises(worqr.Unavailable) as found:
             passes._send(read, read_at)

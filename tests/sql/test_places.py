@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import asyncpg
 import psycopg
@@ -23,10 +23,11 @@ import worqr
 from tests.sql.test_outbox import NewOutbox, waiting
 from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
-from tests.support.postgres import Postgres
+from tests.support.postgres import Postgres, program
 from worqr.errors import UsageError
 from worqr.sql import Outbox
 from worqr.sql.sender import SHARE, Passes
+from worqr.sql.statements import SWEEP_ROWS
 
 pytestmark = [pytest.mark.one_server, pytest.mark.leaves("*")]
 
@@ -353,34 +354,88 @@ def test_the_time_of_a_row_is_that_of_its_insert_by_the_clock_of_the_database(
         assert 50 <= later[0] < PATIENCE * 1000
 
 
-def test_dead_rows_under_an_old_snapshot_make_sweeps_rare_and_hide_no_row(
+def test_a_million_dead_rows_under_an_old_snapshot_make_sweeps_rare_and_hide_no_row(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str
 ) -> None:
-    """A backup keeps them from the vacuum. A sweep reads all of them, and pauses for 20 times as long."""
+    """A backup keeps them from the vacuum. A sweep reads them once, whatever it sends, and pauses for 20 times as long."""
     outbox = new_outbox(lambda: psycopg.connect(cluster.dsn(database)))
     with psycopg.connect(cluster.dsn(database)) as backup, psycopg.connect(cluster.dsn(database)) as connection:
         backup.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         backup.execute("SELECT COUNT(*) FROM worqr_outbox")
         connection.execute(
             "INSERT INTO worqr_outbox (id, format, queue, payload, options, at) "
-            "SELECT lpad(n::text, 32, '0'), 1, 'confirm', '', '', 0 FROM generate_series(1, 300000) n"
+            "SELECT lpad(n::text, 32, '0'), 1, 'confirm', '', '', 0 FROM generate_series(1, 1000000) n"
         )
         connection.commit()
         connection.execute("DELETE FROM worqr_outbox")
-        outbox.enqueue(connection, confirm.call(1))
+        for n in range(3 * SWEEP_ROWS):
+            outbox.enqueue(connection, confirm.call(n))
         connection.execute("UPDATE worqr_outbox SET at = at - 3000")
         connection.commit()
 
-        def two(passes: Passes) -> tuple[int, float, float]:
-            sent = passes.sweep()
+        def two(passes: Passes) -> tuple[int, float, float, float]:
+            query, scans = passes._database.query, []
+
+            def noted(statement: Any) -> Any:
+                scans.extend([statement[0]] * ("LIMIT" in statement[0] or "COUNT" in statement[0]))
+                return query(statement)
+
+            passes._database.query = noted  # type: ignore[method-assign]
+            sent, sweeps = passes.sweep(), 1
+            while sent < 3 * SWEEP_ROWS:  # a slow machine
+                sent, sweeps = sent + passes.sweep(), sweeps + 1
+            passes._database.query = query  # type: ignore[method-assign]
             passes._interval = 0.0  # what is left is the pause after a slow sweep
             began = time.monotonic()
             passes.sweep()
-            return sent, passes.pause(), time.monotonic() - began
+            return sent, len(scans) / sweeps, passes.pause(), time.monotonic() - began
 
-        sent, pause, took = outbox.sender.once(two)
-    assert (sent, waiting(mesh)) == (1, 1)
+        sent, scans, pause, took = outbox.sender.once(two)
+    assert (sent, waiting(mesh)) == (3 * SWEEP_ROWS, 3 * SWEEP_ROWS)
+    assert scans <= 3, "rows, a count, and steps"
     assert took / 2 < pause / SHARE < took
+
+
+def test_a_row_in_a_prepared_transaction_is_a_job_once_it_is_committed(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str
+) -> None:
+    """Another process may commit it, after the database was killed. If it is rolled back, there is no job."""
+    outbox = new_outbox(lambda: psycopg.connect(cluster.dsn(database)))
+
+    def end(second: LiteralString, n: int) -> int:
+        connection = psycopg.connect(cluster.dsn(database))
+        connection.tpc_begin(f"row {n}")
+        outbox.enqueue(connection, confirm.call(n))
+        connection.tpc_prepare()
+        connection.close()
+        outbox.send()
+        outbox.close(PATIENCE)
+        assert outbox.sender.once(Passes.sweep) == 0
+        cluster.restart(str(program("pg_ctl")))
+        with psycopg.connect(cluster.dsn(database), autocommit=True) as other:
+            other.execute(second)
+            other.execute("UPDATE worqr_outbox SET at = at - 3000")
+        sent: int = outbox.sender.once(Passes.sweep)
+        return sent
+
+    assert end("ROLLBACK PREPARED 'row 1'", 1) == 0
+    assert end("COMMIT PREPARED 'row 2'", 2) == 1
+    assert (waiting(mesh), left(outbox)) == (1, 0)
+
+
+def test_a_session_that_commits_in_two_phases_sends_at_once(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str
+) -> None:
+    engine = sa.create_engine(cluster.url("psycopg", database))
+    outbox = new_outbox(engine)
+    with orm.Session(engine, twophase=True) as session:
+        outbox.enqueue(session, confirm.call(1))
+        session.prepare()
+        assert outbox.sender._thread is None
+        session.commit()
+    outbox.close(PATIENCE)
+    assert (waiting(mesh), left(outbox)) == (1, 0)
+    engine.dispose()
 
 
 def test_a_sweep_locks_no_row_while_it_waits_for_the_server(

@@ -22,7 +22,8 @@ from tests.support.postgres import Postgres
 from worqr.errors import UsageError
 from worqr.peer.run import current_run
 from worqr.sql import Outbox, TooOld
-from worqr.sql.statements import Statements
+from worqr.sql.sender import Passes
+from worqr.sql.statements import SWEEP_ROWS, Statements
 from worqr.testing import context
 
 pytestmark = [pytest.mark.one_server, pytest.mark.leaves("*")]
@@ -108,16 +109,24 @@ def test_a_step_returns_in_each_run_what_it_has_returned_first(new_outbox: NewOu
     connection.close()
 
 
-def test_steps_are_forgotten_after_thirty_days(new_outbox: NewOutbox, file: Connect) -> None:
+def test_steps_are_forgotten_after_thirty_days_a_few_in_each_transaction(
+    new_outbox: NewOutbox, file: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outbox, connection = new_outbox(file), file()
+    statements: list[str] = []
     in_run(FakeRun(), lambda: outbox.first(connection))
+    old = [("charge", str(n), "", int(time.time() * 1000) - 31 * 86_400_000) for n in range(2 * SWEEP_ROWS + 1)]
+    connection.executemany("INSERT INTO worqr_outbox_steps (queue, life, step, at) VALUES (?, ?, ?, ?)", old)
     connection.commit()
-    outbox.sender.once(lambda passes: passes.sweep())
+
+    def noted(passes: Passes) -> None:
+        monkeypatch.setattr("worqr.sql.sender.STEPS_WITHIN", PATIENCE)
+        passes._database._connection.set_trace_callback(statements.append)  # type: ignore[attr-defined]
+        passes.sweep()
+
+    outbox.sender.once(noted)
     assert connection.execute("SELECT COUNT(*) FROM worqr_outbox_steps").fetchone() == (1,)
-    connection.execute("UPDATE worqr_outbox_steps SET at = at - ?", (31 * 86_400_000,))
-    connection.commit()
-    outbox.sender.once(lambda passes: passes.sweep())
-    assert connection.execute("SELECT COUNT(*) FROM worqr_outbox_steps").fetchone() == (0,)
+    assert len([each for each in statements if each.startswith("DELETE FROM worqr_outbox_steps")]) == 3
     connection.close()
 
 

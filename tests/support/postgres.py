@@ -82,7 +82,8 @@ def running_postgres(initdb: str, pg_ctl: str, *, fsync: bool = False) -> Iterat
     try:
         subprocess.run([initdb, "-D", data, "-A", "trust", "-U", "postgres", "-N"], check=True, **quiet)
         options = (
-            f"-k {folder} -p {port} -c listen_addresses='' -c fsync={'on' if fsync else 'off'} -c max_connections=50"
+            f"-k {folder} -p {port} -c listen_addresses='' -c fsync={'on' if fsync else 'off'} -c max_connections=50 "
+            "-c max_prepared_transactions=10"
         )
         subprocess.run([pg_ctl, "-D", data, "-w", "-l", folder / "log", "-o", options, "start"], check=True, **quiet)
         try:

@@ -71,6 +71,7 @@ def _check_outbox(alias: str, outbox: Any) -> Iterable[checks.CheckMessage]:
         return
     try:
         outbox.sender.ask(lambda sql: sql.to_sweep(None, ()))
+        outbox.sender.ask(lambda sql: sql.by_id([""]))
         outbox.sender.ask(lambda sql: sql.value("", "", ""))
     except Exception as error:  # of the database's driver
         yield checks.Error(

@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured, SuspiciousOperation
 from django.db import connections
 from django.utils import timezone
 from django.utils.crypto import get_random_string
+from django.utils.module_loading import import_string
 
 from worqr.client.producer import Call
 from worqr.client.sync import sync
@@ -111,7 +112,7 @@ class Backend(BaseTaskBackend):
             The result, which is READY. Its `enqueued_at` is None until the task was sent.
 
         Raises:
-            InvalidTask: The task, or its queue, is not valid.
+            InvalidTask: The task, or its queue, is not valid; or workers could not import it.
             TypeError: JSON does not know the type of an argument.
             ValueError: JSON cannot represent an argument.
             UsageError: An event loop runs in this thread: ``await task.aenqueue(...)``.
@@ -120,6 +121,7 @@ class Backend(BaseTaskBackend):
         """
         _check_no_loop(f"{task.name}.enqueue()", f"await {task.name}.aenqueue(...)")
         self.validate_task(task)
+        _check_path(task)
         outbox, queue = self._open_outbox(), queue_of(task)
         job_id = get_random_string(ID_LENGTH) if outbox is None else new_row_id()
         enqueued = Enqueued.of(task, as_json(list(args)), as_json(kwargs))
@@ -260,6 +262,19 @@ def outbox(alias: str = DEFAULT_ALIAS) -> Outbox:
             f"TASKS[{alias!r}] has no outbox: set BACKEND to 'worqr.django.Backend', and OPTIONS={{'outbox': 'default'}}"
         )
     return found
+
+
+def _check_path(task: Any) -> None:
+    """Raise InvalidTask if workers, which import a task by its path, would find something else there."""
+    try:
+        found = import_string(task.module_path)
+    except ImportError:
+        found = None
+    if getattr(found, "func", None) is not task.func:
+        raise InvalidTask(
+            f"Workers import a task by the path of its function, and {task.module_path} is not this task: put @task over a "
+            "function of a module, which keeps its name."
+        )
 
 
 def _check_no_loop(call: str, instead: str) -> None:

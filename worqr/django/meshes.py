@@ -32,10 +32,12 @@ PREFIX: Final = "django:"
 """The queue of Django's queue NAME is ``django:NAME``."""
 RESULT_TTL: Final = 86_400
 """Seconds for which the result of a task is kept, unless the settings say otherwise."""
-WEIGHTS: Final = {"p-2": 1, "p-1": 4, "p0": 16, "p1": 64, "p2": 256}
-"""The lanes of the five bands of priorities: how many tasks start for each task of the lowest one."""
-BAND: Final = 40.2
-"""The priorities of a band: -100 to -61, -60 to -21, -20 to 20, 21 to 60, 61 to 100."""
+WEIGHTS: Final = {"1-highest": 256, "2-high": 64, "3-normal": 16, "4-low": 4, "5-lowest": 1}
+"""The lanes of the five bands of priorities: how many tasks start for each task of the lowest one. Of lanes that have something
+to do at the same moment, the first by name is the first.
+"""
+BANDS: Final = (50, 0, -1, -51)
+"""The priorities above which a task is in the first lanes."""
 _HANDLER: Final = frozenset(HandlerOptions.__annotations__) - {"lanes", "shards"}
 _MESH: Final = frozenset(inspect.signature(Mesh).parameters)
 
@@ -48,7 +50,7 @@ _declared: dict[str, dict[str, Any]] = {}
 
 def lane_of(priority: int) -> str:
     """Return the lane of a priority from -100 to 100."""
-    return f"p{round(priority / BAND)}"
+    return tuple(WEIGHTS)[sum(priority <= each for each in BANDS)]
 
 
 # Settings

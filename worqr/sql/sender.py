@@ -33,7 +33,7 @@ from worqr.link import boottime
 from worqr.log_events import emit
 from worqr.sql.connections import Database, Rows
 from worqr.sql.rows import FAILED, HELD, MAX_TRIES, WAITING, Row, backoff_ms, options_to_send, queues_of, replicas_of
-from worqr.sql.statements import SWEEP_ROWS, Statement, Statements
+from worqr.sql.statements import MOST_SWEPT, SWEEP_ROWS, Statement, Statements
 from worqr.tracebacks import one_line
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ TOO_OLD_MS: Final = 3_600_000
 """Age of a row that no sweep has seen, although there was one all the time: then the database has been restored."""
 STEPS_KEPT_MS: Final = 30 * 24 * 3_600_000
 STEPS_EVERY: Final = 3600.0
+STEPS_WITHIN: Final = 0.5
+"""Seconds of a sweep in which steps are deleted. The next sweep goes on."""
 LONGEST_BLOCK: Final = 60.0
 MOST_ERROR: Final = 300
 SHORTEN_AT: Final = 100
@@ -293,7 +295,7 @@ class Passes:
         self._blocked: dict[str, tuple[float, float]] = {}
         self._next_at = 0.0
         self._interval = SOONEST
-        self._counted_at = self._steps_at = 0.0
+        self._count_at = self._recount_at = self._steps_at = 0.0
         self._sent: dict[QueueKeys, list[str]] = {}
 
     def close(self) -> None:
@@ -312,18 +314,24 @@ class Passes:
     def send(self, ids: Sequence[str]) -> int:
         """Send rows that were just committed; return how many jobs there are of them. Rows that are not there are left out."""
         read_at = boottime()
-        return self._send(_rows(self._database.query(self._sql.by_id(ids))), read_at)
+        return self._send(_rows(self._database.query(self._sql.by_id(ids))), read_at) if ids else 0
 
     def _send(self, rows: Sequence[Row], read_at: float) -> int:
         """Send rows, and delete those that are jobs now. Return how many."""
         by_queue: dict[str, list[Row]] = {}
+        without = self._left_out()
         for row in rows:
-            by_queue.setdefault(row.queue, []).append(row)
+            if row.queue not in without and (self._queues is None or row.queue in self._queues):
+                by_queue.setdefault(row.queue, []).append(row)
         sent = 0
-        for queue, of_queue in by_queue.items():
-            if self._queues is None or queue in self._queues:
-                sent += self._send_to(queue, of_queue, read_at + SEND_WITHIN)
+        for queue in sorted(by_queue, key=self._blocked.__contains__):  # those that may take long come last
+            sent += self._send_to(queue, by_queue[queue], read_at + SEND_WITHIN)
         return sent
+
+    def _left_out(self) -> list[str]:
+        """Return the queues that are left out for a while."""
+        now = time.monotonic()
+        return [queue for queue, (until, _) in self._blocked.items() if until > now]
 
     def _send_to(self, queue: str, rows: Sequence[Row], until: float) -> int:
         """Send rows of one queue. If the server refuses them, send both halves, until it is known which one it refuses."""
@@ -333,8 +341,10 @@ class Passes:
             replicas = max([self._replicas, *(replicas_of(options) for _, (options, _) in live)])
             dispatch = self._client.producer.dispatch_rows
             found = sync(dispatch, queue, [job for _, job in live], replicas, until) if live else []
-        except Unavailable:
-            raise
+        except Unavailable as error:
+            if not sync(self._is_cluster) or boottime() >= until:
+                raise
+            return self._block(queue, error)
         except (QueueFull, NotReplicated) as error:
             return self._block(queue, error)
         except Exception as error:
@@ -358,6 +368,10 @@ class Passes:
         self._shorten(SHORTEN_AT)
         return len(done)
 
+    async def _is_cluster(self) -> bool:
+        """Whether one queue may be away, and others not."""
+        return self._client.link.settings.clustered
+
     def _job(self, row: Row) -> tuple[dict[str, object], bytes] | None:
         options = options_to_send(row)
         if options is None:
@@ -367,7 +381,7 @@ class Passes:
         return options, bytes(row.payload)
 
     def _block(self, queue: str, error: Exception | None) -> int:
-        """Leave a queue out for a while: it is full, or the server refuses all that is for it."""
+        """Leave a queue out for a while: it is full or away, or the server refuses all that is for it."""
         _, pause = self._blocked.get(queue, (0.0, 0.5))
         pause = min(LONGEST_BLOCK, pause * 2)
         self._blocked[queue] = (time.monotonic() + pause, pause)
@@ -407,12 +421,7 @@ class Passes:
         began, sent = time.monotonic(), 0
         try:
             if self._lease():
-                more = True
-                while more:
-                    found, more = self._sweep_page()
-                    sent += found
-                    if more and time.monotonic() - began > SOONEST:
-                        break  # the sender's own rows come first
+                sent = self._sweep()
                 self._shorten(1)
                 self._count(sent)
                 self._drop_steps()
@@ -444,51 +453,50 @@ class Passes:
     def _keys(self) -> RegistryKeys:
         return RegistryKeys(self._client.settings.prefix)
 
-    def _sweep_page(self) -> tuple[int, bool]:
-        """Send one page of rows; return how many were sent, and whether there are more."""
+    def _sweep(self) -> int:
+        """Send rows for some seconds, because those of this process come first; return how many were sent."""
         assert self._facts is not None
-        now = time.monotonic()
-        without = [queue for queue, (until, _) in self._blocked.items() if until > now]
-        read_at = boottime()
-        rows = _rows(self._database.query(self._sql.to_sweep(self._queues, without)))
-        old = [
-            row
-            for row in rows
-            if not row.tries and row.age_ms > TOO_OLD_MS and self._facts.seen - row.age_ms > self._facts.covered
-        ]
-        if old:
-            self._hold([row.id for row in old])
-        held = {row.id for row in old}
-        sent = self._send([row for row in rows if row.id not in held], read_at)
-        if len(rows) == SWEEP_ROWS or self._blocked:
+        sent, without = 0, self._left_out()
+        found = self._database.query(self._sql.to_sweep(self._queues, without))
+        newest = self._facts.seen - TOO_OLD_MS
+        if any(self._facts.covered < at < newest and not tries for _, _, at, tries in found):
+            self._hold(self._facts.covered)
+        left, until = deque(found), time.monotonic() + SOONEST
+        while left and time.monotonic() < until:
+            page = [left.popleft() for _ in range(min(len(left), SWEEP_ROWS))]
+            waits = self._left_out()
+            sent += self.send([row for row, queue, *_ in page if queue not in waits])
+        if left or len(found) == MOST_SWEPT or without or self._left_out():
             self._facts = replace(self._facts, covered=self._facts.seen)  # rows wait for a reason
-        return sent, len(rows) == SWEEP_ROWS and sent + len(old) > 0
+        return sent
 
-    def _hold(self, rows: Sequence[str]) -> None:
-        self._database.query(self._sql.hold(rows))
+    def _hold(self, since: int) -> None:
+        count = len(self._database.query(self._sql.hold(self._queues, since, TOO_OLD_MS)))
         text = (
             "%(count)d rows of the outbox %(table)r are over an hour old, and no sweep has seen them: was the database restored? "
-            "They are held until `worqr outbox release`"
+            "They are held until `worqr outbox MODULE:OUTBOX --release`"
         )
-        emit(logger, "outbox.held", text, level=logging.WARNING, count=len(rows), table=self._sql.table)
+        emit(logger, "outbox.held", text, level=logging.WARNING, count=count, table=self._sql.table)
 
     def _count(self, sent: int) -> None:
-        """Count the table now and then, and only while there is something in it."""
+        """Count the table now and then, and after a sweep that has sent rows, but for little of the time."""
         assert self._facts is not None
-        now = time.monotonic()
-        if now - self._counted_at < COUNT_EVERY and not sent:
+        began = time.monotonic()
+        if began < self._count_at and not (sent and began >= self._recount_at):
             return
-        began = now
         found = {state: (number, age) for state, number, age in self._database.query(self._sql.totals())}
-        self._counted_at = now + SHARE * (time.monotonic() - began)
+        self._recount_at = began + SHARE * (time.monotonic() - began)
+        self._count_at = max(self._recount_at, began + COUNT_EVERY)
         rows, oldest = found.get(WAITING, (0, 0))
         failed, held = found.get(FAILED, (0, 0))[0], found.get(HELD, (0, 0))[0]
         self._facts = replace(self._facts, rows=rows, oldest=oldest, failed=failed, held=held)
 
     def _drop_steps(self) -> None:
-        if time.monotonic() >= self._steps_at:
-            self._database.query(self._sql.drop_steps(STEPS_KEPT_MS))
-            self._steps_at = time.monotonic() + STEPS_EVERY
+        """Delete steps that are too old, in short transactions: SQLite has one writer at a time."""
+        began = time.monotonic()
+        while self._steps_at <= time.monotonic() < began + STEPS_WITHIN:
+            if len(self._database.query(self._sql.drop_steps(STEPS_KEPT_MS))) < SWEEP_ROWS:
+                self._steps_at = time.monotonic() + STEPS_EVERY
 
     def give_back(self) -> None:
         """Let another worker sweep at once."""

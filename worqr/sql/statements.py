@@ -30,6 +30,9 @@ STORAGE: Final = {
 SETTLED_MS: Final = 2000
 """Age of a row after which a sweep sends it: before that, its sender does."""
 SWEEP_ROWS: Final = 500
+"""Rows that are read, sent and deleted together."""
+MOST_SWEPT: Final = 10_000
+"""Rows of one sweep."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}(\.[A-Za-z_][A-Za-z0-9_]{0,50})?")
 
 
@@ -94,23 +97,27 @@ class Statements:
             (row, queue, payload, options),
         )
 
-    def _select(self) -> str:
-        return f"SELECT id, queue, payload, options, {self.now} - at, tries FROM {self.table}"  # noqa: S608
-
     def by_id(self, rows: Sequence[str]) -> Statement:
         """Read these rows, of those that are committed and wait."""
-        where = f" WHERE id IN ({_marks(rows)}) AND state = '{WAITING}' AND retry_at = 0 ORDER BY id"
-        return self._select() + where, tuple(rows)
+        select = f"SELECT id, queue, payload, options, {self.now} - at, tries FROM {self.table}"  # noqa: S608
+        where = f"WHERE id IN ({_marks(rows)}) AND state = '{WAITING}' AND retry_at <= {self.now} ORDER BY id"
+        return f"{select} {where}", tuple(rows)
 
     def to_sweep(self, only: Collection[str] | None, without: Collection[str]) -> Statement:
-        """Read the first rows that wait, that no sender holds any more, of these queues or of all, `without` some."""
-        where = f" WHERE state = '{WAITING}' AND format <= {FORMAT} AND at <= {self.now} - {SETTLED_MS}"
-        where += f" AND retry_at <= {self.now}"
+        """Read the first rows that wait, that no sender holds any more, of these queues or of all, `without` some: id, queue,
+        time of the insert in ms, tries.
+
+        A sweep asks once, and reads its pages by their ids: before it finds a row, the database may read a million dead ones.
+        """
+        where = (
+            f"state = '{WAITING}' AND format <= {FORMAT} AND at <= {self.now} - {SETTLED_MS} AND retry_at <= {self.now}"
+        )
         if only is not None:
             where += f" AND queue IN ({_marks(only)})"
         if without:
             where += f" AND queue NOT IN ({_marks(without)})"
-        return f"{self._select()}{where} ORDER BY id LIMIT {SWEEP_ROWS}", (*(only or ()), *without)
+        select = f"SELECT id, queue, at, tries FROM {self.table} WHERE {where} ORDER BY id LIMIT {MOST_SWEPT}"  # noqa: S608
+        return select, (*(only or ()), *without)
 
     def lookup(self, row: str) -> Statement:
         """Read a row for a caller that knows its id: queue, payload, the time of its insert in ms, state, error."""
@@ -126,10 +133,14 @@ class Statements:
         change = f"tries = tries + 1, retry_at = {self.now} + {int(wait_ms)}, state = '{state}', error = ?"
         return f"UPDATE {self.table} SET {change} WHERE id = ?", (error, row.id)  # noqa: S608
 
-    def hold(self, rows: Sequence[str]) -> Statement:
-        """Hold these rows until they are released."""
-        change = f"UPDATE {self.table} SET state = '{HELD}'"  # noqa: S608
-        return f"{change} WHERE state = '{WAITING}' AND id IN ({_marks(rows)})", tuple(rows)
+    def hold(self, only: Collection[str] | None, since: int, older_ms: int) -> Statement:
+        """Hold the rows of these queues, or of all, that were never tried, and stored after `since` but older than this. Return
+        one column for each.
+        """
+        where = f"state = '{WAITING}' AND tries = 0 AND at > ? AND at < {self.now} - {int(older_ms)}"
+        if only is not None:
+            where += f" AND queue IN ({_marks(only)})"
+        return f"UPDATE {self.table} SET state = '{HELD}' WHERE {where} RETURNING 1", (since, *(only or ()))  # noqa: S608
 
     def totals(self) -> Statement:
         """Count the rows of each state; with the age of the oldest in ms."""
@@ -183,5 +194,7 @@ class Statements:
         return select, (queue, life, step)
 
     def drop_steps(self, older_ms: int) -> Statement:
-        """Delete steps that are older."""
-        return f"DELETE FROM {self.table}_steps WHERE at < {self.now} - {int(older_ms)}", ()  # noqa: S608
+        """Delete some of the steps that are older; return one column for each."""
+        key = "(queue, life, step)"
+        old = f"SELECT queue, life, step FROM {self.table}_steps WHERE at < {self.now} - {int(older_ms)} LIMIT {SWEEP_ROWS}"  # noqa: S608
+        return f"DELETE FROM {self.table}_steps WHERE {key} IN ({old}) RETURNING 1", ()  # noqa: S608
