@@ -526,6 +526,39 @@ async def test_a_step_that_waits_for_its_next_try_waits_on_when_the_run_is_woken
     assert calls == ["charge", "first"]
 
 
+async def test_a_workflow_whose_step_has_waited_for_its_next_try_goes_on_to_make_progress(
+    new_mesh: NewMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh, tried, noted = new_mesh(), list[int](), list[int]()
+
+    @mesh.step(name="charge", retry=worqr.RetryPolicy(max_failures=3, min_backoff=3600, max_backoff=3600))
+    async def charge() -> None:
+        tried.append(1)
+        if len(tried) < 3:
+            raise ValueError("no")
+
+    @mesh.step(name="note")
+    async def note(n: int) -> None:
+        noted.append(n)
+
+    @mesh.workflow(name="fulfil", result_ttl=60, retry=worqr.RetryPolicy(max_failures=2, min_backoff=0))
+    async def fulfil() -> None:
+        await charge()
+        for n in range(4):
+            await note(n)
+            if worqr.current().run == n + 3:
+                raise ValueError("fails once after each step")
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        for n in (1, 2):
+            await suspended(job)
+            assert await job.end_wait(f"retry of charge {{}} #{n}")
+        await job.result(PATIENCE)
+    assert noted == [0, 1, 2, 3]
+    assert "workflow.drift" not in caplog.text
+
+
 async def test_a_step_in_a_thread_that_has_failed_for_good_ends_the_job(new_mesh: NewMesh) -> None:
     mesh, calls = new_mesh(), list[str]()
 

@@ -62,6 +62,8 @@ _MAKING: Final = threading.Lock()
 _STEP: Final = b"step:"
 _END: Final = b"end:"
 _TRY: Final = b"try:"
+RETRY_OF: Final = "retry of "
+"""Begins the key of the wait of a step for its next try. Only the step asks for it, and not once it has a result."""
 _REMEDY: Final = "keep the data in your database, and save its key"
 FULL: Final = (
     f"a job can save at most {MAX_KEPT:,} bytes in all, and a step counts as at least {STEP_BYTES:,}: {_REMEDY}"
@@ -166,7 +168,8 @@ class SavedState:
         }
         self._unsaved: set[str] = set()
         self._begun: set[str] = set()
-        self._unasked: set[str] = {name for name in (*self._steps, *self._ends) if not name.startswith("@")}
+        ends = [name for name in self._ends if not name.startswith(RETRY_OF)]
+        self._unasked: set[str] = {name for name in (*self._steps, *ends) if not name.startswith("@")}
 
     @property
     def saved(self) -> bytes | None:
