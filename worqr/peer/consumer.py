@@ -37,7 +37,7 @@ from worqr.keys import QueueKeys, shard_of
 from worqr.limits import DECLARES_NOTHING, NO_RULES
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.ops import MAX_ITEMS, Child, NotedChildren, StartReply
+from worqr.ops import MAX_ITEMS, Child, NotedChildren, StartReply, Wait
 from worqr.peer.executors.offloaded import Handler
 from worqr.peer.run import PolicyFields, Run, Save
 from worqr.peer.scheduler import ClaimRequest, Scheduler, Share
@@ -676,22 +676,24 @@ class HandlerConsumer(QueueConsumer):
         for run in runs:
             start(run)
 
-    def resume(self, run: Run[Any], ends: Mapping[str, bytes]) -> None:
+    def resume(self, run: Run[Any], waits: Sequence[Wait], ends: Mapping[str, bytes]) -> None:
         """Run a workflow again with the claim that it still holds, because waits of it ended while it was being suspended.
 
         Args:
             run: the run that was suspended.
+            waits: for what it waits.
             ends: how the waits have ended: fields of the job's record.
         """
         if self.lifecycle.phase >= Phase.DRAINING or run.registration.dead:
             self._settles.give_back(self.keys, run.registration, [run.fence])
             self.ended(run)
             return
-        assert run.record is not None
-        record = {**run.record.current(), **{name.encode(): value for name, value in ends.items()}}
+        record = run.resumed(waits, ends)
         again = self.run_class(
             self, run.registration, run.fence, [part for pair in record.items() for part in pair], monotonic()
         )
+        if run.progressed:
+            again.note_progress()
         if run.fence not in self.running:  # its units were freed, because the server had refused the suspension
             self.take(1)
         self.running[run.fence] = again
