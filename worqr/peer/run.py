@@ -187,9 +187,7 @@ class SavedState:
         with self._lock:
             ends = {_END + name.encode() for name in self._ends}
             found = {
-                name: value
-                for name, value in delivered.items()
-                if name in ends or not name.startswith((_END, _WAIT))
+                name: value for name, value in delivered.items() if name in ends or not name.startswith((_END, _WAIT))
             }
             found |= {_STEP + name.encode(): value for name, value in self._steps.items() if name not in self._unsaved}
             found |= {
