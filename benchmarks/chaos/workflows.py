@@ -139,9 +139,9 @@ def _told(run: Run) -> Telling:
             yield from _take(run, f"undo {n}")
             run.behaviour = Behaviour(0.0, "failure")
             return
+    jobs = {name: job.options(delay=LATE_BY * name.endswith(LATE)).run(name.encode()) for name in script.jobs}
     yield "sleep", (script.seconds,), {}
     run.note("waited", name="sleep", value=SLEPT)
-    jobs = {name: job.options(delay=LATE_BY * name.endswith(LATE)).run(name.encode()) for name in script.jobs}
     for n, timeout in enumerate(script.timeouts):
         value = yield "wait_for", (EVENT, str), {"timeout": timeout}
         run.note("waited", name=f"event {n}", value=TIMED_OUT if value is None else value)
@@ -283,7 +283,7 @@ class WorkflowMaker:
         if dispatched is None:
             return
         nursery.start_soon(self._send_events, queue, task, dispatched)
-        if rng.random() < 0.15:
+        if rng.random() < 0.25:
             after = rng.choice((0, 0.02, 0.3, 1, 3, 6))
             nursery.start_soon(self._sender.cancel, queue, task, dispatched.cancel, after)
         elif rng.random() < 0.3:

@@ -143,7 +143,7 @@ def script_of(flow: str) -> Script:
         rng.choice((0.0, 0.3, 5.2)),
         tuple(rng.choice((0.5, 3.0, 9.0)) for _ in range(rng.randint(0, 2))),
         tuple(rng.choice((0.0, 0.0, 0.3, 2.0, 6.0)) for _ in range(rng.randint(0, 3))),
-        tuple(f"{flow}/{n}{rng.choice(('', '', SLOW, FAILS, STOPS, LATE))}" for n in range(jobs)),
+        tuple(f"{flow}/{n}{rng.choice(('', '', SLOW, FAILS, STOPS, LATE, LATE))}" for n in range(jobs)),
         rng.choice(("each", "gather", "first", "not")),
     )
 
