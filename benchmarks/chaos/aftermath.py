@@ -13,13 +13,21 @@ import worqr
 from benchmarks.chaos.ledger import now
 from benchmarks.chaos.rows import Database
 from benchmarks.chaos.scene import Scene
+from benchmarks.chaos.servers import Node
 from benchmarks.chaos.workload import HAND, HOMES, PREFIX, QUEUES, SCHEDULES, SPOILT, TICKS
 from worqr.stored_values import public_name
 
 DRAINS_WITHIN: Final = 180.0
 """Seconds of patience with a slow machine; an idle one needs some ten."""
 LEAVES_WITHIN: Final = 120.0
-WAITING: Final = (("LLEN", ""), ("LLEN", ":suspects"), ("ZCARD", ":due"), ("SCARD", ":blocked"), ("HLEN", ":outbox"))
+WAITING: Final = (
+    ("LLEN", ""),
+    ("LLEN", ":suspects"),
+    ("ZCARD", ":due"),
+    ("SCARD", ":blocked"),
+    ("HLEN", ":outbox"),
+    ("ZCARD", ":suspended"),
+)
 BASES: Final = {
     **{queue: f"{PREFIX}:{{{queue}}}" for queue in QUEUES},
     **{f"{queue}-fail": f"{PREFIX}:{{{queue}}}-fail" for queue in QUEUES if queue != HAND},
@@ -55,6 +63,8 @@ def held(scene: Scene) -> dict[str, str]:
     for queue, base in BASES.items():
         node = scene.servers.owner(base)
         counts = {f"{command} {end}".strip(): node.ask(command, base + end) for command, end in WAITING}
+        if counts["ZCARD :suspended"] and scene.servers.clustered:
+            _look_for_jobs(node, base)
         counts["in lanes"] = int(node.ask("HGET", f"{base}:lanes", "waiting") or 0)
         if any(counts.values()):
             found[queue] = str({name: count for name, count in counts.items() if count})
@@ -65,6 +75,12 @@ def held(scene: Scene) -> dict[str, str]:
         if count := node.ask("SCARD", key):
             found[key.decode()] = f"{count} claims"
     return found
+
+
+def _look_for_jobs(node: Node, base: str) -> None:
+    """Let the leader look at once for the jobs of suspended workflows, which a failover may have lost, and not in ten minutes."""
+    for name in node.ask("ZRANGE", f"{base}:suspended", 0, -1):
+        node.ask("ZADD", f"{base}:suspended", "XX", 0, name)
 
 
 def batches(scene: Scene) -> Iterator[dict[str, Any]]:

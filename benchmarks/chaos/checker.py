@@ -9,12 +9,13 @@ from benchmarks.chaos.batch_rules import BATCH_RULES
 from benchmarks.chaos.case import Case, Rule, Violation
 from benchmarks.chaos.end_rules import END_RULES
 from benchmarks.chaos.excuses import Excuses
+from benchmarks.chaos.flow_rules import FLOW_RULES
 from benchmarks.chaos.history import History
 from benchmarks.chaos.room_rules import ROOM_RULES
 from benchmarks.chaos.run_rules import RUN_RULES
 from benchmarks.chaos.task_rules import TASK_RULES
 
-RULES: list[Rule] = [*RUN_RULES, *TASK_RULES, *BATCH_RULES, *ROOM_RULES, *END_RULES]
+RULES: list[Rule] = [*RUN_RULES, *TASK_RULES, *BATCH_RULES, *ROOM_RULES, *FLOW_RULES, *END_RULES]
 
 
 @dataclass(frozen=True)

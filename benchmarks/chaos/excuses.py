@@ -8,7 +8,7 @@ from math import inf
 from typing import Final
 
 from benchmarks.chaos.history import History, Run, Span
-from benchmarks.chaos.workload import ASYNCIO, HAND, PROCESS, THREAD
+from benchmarks.chaos.workload import ASYNCIO, FLOW_ASYNCIO, HAND, NOT_KILLED
 
 FROZEN: Final = 1.5
 """Seconds without the CPU after which a worker may have missed its keepalive: 3 s less the beat's period and some latency."""
@@ -210,7 +210,7 @@ class Excuses:
         end later than the ledger.
         """
         at = self._history.leaving.get(run.peer)
-        if at is None or run.queue not in {THREAD, PROCESS} or run.answer == "ok":
+        if at is None or run.queue not in NOT_KILLED or run.answer == "ok":
             return None
         at += self._history.grace[run.peer]
         return "ended after its peer's grace" if at <= until and self._unsettled(run, at) else None
@@ -219,7 +219,7 @@ class Excuses:
         """A run that fails while its queue is being left is given back, because the cancellation may be why. An asyncio handler
         may have failed just before it was cancelled.
         """
-        if run.queue != ASYNCIO or run.ended is None or run.how == "returned":
+        if run.queue not in {ASYNCIO, FLOW_ASYNCIO} or run.ended is None or run.how == "returned":
             return None
         times = list(self._history.queues_left.get((run.peer, run.queue), ()))
         if run.peer in self._history.leaving:

@@ -20,6 +20,7 @@ import worqr
 from benchmarks.chaos.ledger import Ledger
 from benchmarks.chaos.workload import (
     CONCURRENCY,
+    FLOW_PROCESS,
     JOBS,
     LANES,
     LIMITED,
@@ -41,8 +42,8 @@ from benchmarks.chaos.workload import (
 )
 from benchmarks.chaos.workload import MANY as MANY_RUNS
 
-FOLDER, NAME = "WORQR_CHAOS_FOLDER", "WORQR_CHAOS_NAME"
-"""Environment variables by which a process of `in_process` finds its ledger."""
+FOLDER, NAME, URL = "WORQR_CHAOS_FOLDER", "WORQR_CHAOS_NAME", "WORQR_CHAOS_URL"
+"""Environment variables by which functions of modules find the ledger and the mesh of their peer."""
 
 
 def policy_of(queue: str) -> worqr.RetryPolicy:
@@ -90,10 +91,13 @@ class Run:
         )
         self.behaviour = behaviour(rng, context.queue, self.task)
 
+    def note(self, what: str, **facts: Any) -> None:
+        """Write a line about this run."""
+        self._ledger.write(what, queue=self.context.queue, fence=self.context.fence, **facts)
+
     def ended(self, how: str, counted: bool = False) -> None:
         """Write it before the end is known to worqr, so that no other run can begin in between."""
-        context = self.context
-        self._ledger.write("ended", queue=context.queue, fence=context.fence, how=how, counted=counted)
+        self.note("ended", how=how, counted=counted)
 
     def cancelled(self) -> None:
         self.ended(f"cancelled: {self.context.cancel_reason}")
@@ -159,18 +163,18 @@ class Handlers:
 
     async def _save(self, run: Run, value: int) -> int:
         await run.context.save(b"%d" % value)
-        self._ledger.write("saved", queue=SAVES, fence=run.context.fence, value=value)
+        run.note("saved", value=value)
         return value
 
     async def _step(self, run: Run, name: str) -> None:
         fence = run.context.fence
 
         def call() -> int:
-            self._ledger.write("step", queue=SAVES, fence=fence, name=name)
+            run.note("step", name=name)
             return fence
 
         value = await worqr.step(name, call)
-        self._ledger.write("stepped", queue=SAVES, fence=fence, name=name, value=value)
+        run.note("stepped", name=name, value=value)
 
     async def in_asyncio(self, task: bytes) -> bytes:
         run = Run(self._ledger, self._rng)
@@ -205,21 +209,21 @@ class Handlers:
         try:
             return await call_next()
         except BaseException:
-            if context.queue == PROCESS:
-                self._ledger.write(
-                    "ended", queue=PROCESS, fence=context.fence, how=f"killed: {context.cancel_reason}", counted=False
-                )
+            if context.queue in (PROCESS, FLOW_PROCESS):
+                how = f"killed: {context.cancel_reason}"
+                self._ledger.write("ended", queue=context.queue, fence=context.fence, how=how, counted=False)
             raise
 
 
 @cache
-def _ledger_of_process() -> tuple[Ledger, random.Random]:
+def ledger_of_process() -> tuple[Ledger, random.Random]:
+    """The ledger and the random numbers of functions that are found by their module, also in a process of their own."""
     name = os.environ[NAME]
     return Ledger(Path(os.environ[FOLDER]), name, str(os.getpid())), random.Random(f"{name} {os.getpid()}")
 
 
 def in_process(task: bytes) -> bytes:
     """The handler of the queue `process`."""
-    run = Run(*_ledger_of_process())
+    run = Run(*ledger_of_process())
     time.sleep(run.behaviour.seconds)
     return run.end()

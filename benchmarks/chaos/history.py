@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from benchmarks.chaos.ledger import Entry
-from benchmarks.chaos.workload import FOLLOW_UPS, SHARED_IDS
+from benchmarks.chaos.workload import FOLLOW_UPS, SHARED_IDS, SUSPENDED
 
 FINAL: Final = frozenset({"returned", "failure", "undecodable"})
 """Ends after which a task does not run again."""
@@ -30,6 +30,8 @@ class Request:
     outcome: str | None = None
     batch: str = ""
     """The name of the batch that its job belongs to."""
+    follows: bool = False
+    """It is that of a workflow with follow-ups."""
     wait: float | None = None
     """For how many seconds it waits for room; None: it does not."""
     returned: float | None = None
@@ -88,11 +90,27 @@ class Run:
 
 
 class Step(NamedTuple):
-    """One line about a step of a run. `value`: its result, which the server has; None: its function was called."""
+    """One line about a step or a wait of a run. `value`: its result, which the server has; None: its function was called."""
 
     t: float
     name: str
-    value: int | None
+    value: int | str | None
+
+
+@dataclass(slots=True)
+class Signal:
+    """One event that was sent to a workflow. `answer`: None if it may or may not have been stored."""
+
+    queue: str
+    task: str
+    value: str
+    sent: float
+    answer: str | None = None
+    answered: float = float("inf")
+
+    @property
+    def stored(self) -> bool:
+        return self.answer in {"woke", "stored"}
 
 
 @dataclass(slots=True)
@@ -179,6 +197,7 @@ class History:
     runs: dict[Subject, list[Run]] = field(default_factory=lambda: defaultdict[Subject, list[Run]](list))
     twice_begun: list[Run] = field(default_factory=list[Run])
     cancels: dict[Subject, list[Cancel]] = field(default_factory=lambda: defaultdict[Subject, list[Cancel]](list))
+    signals: dict[Subject, list[Signal]] = field(default_factory=lambda: defaultdict[Subject, list[Signal]](list))
     results: list[Result] = field(default_factory=list[Result])
     dead: list[Dead] = field(default_factory=list[Dead])
     committed: set[Subject] = field(default_factory=set[Subject])
@@ -230,8 +249,9 @@ class _Reader:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._calls: dict[tuple[str, int], Request | Cancel | PutBack] = {}
+        self._calls: dict[tuple[str, int], Request | Cancel | PutBack | Signal] = {}
         self._runs: dict[tuple[str, str, int], Run] = {}
+        self._again: dict[tuple[str, str, int], list[Run]] = defaultdict(list)
         self._ends: dict[tuple[str, str, int], list[tuple[float, dict[str, Any]]]] = defaultdict(list)
         self._answers: dict[tuple[str, str, int], str] = {}
         self._froze: dict[str, float] = {}
@@ -240,13 +260,13 @@ class _Reader:
     def read(self, entry: Entry) -> None:
         history, facts, t = self._history, entry.facts, entry.t
         match entry.what:
-            case "send" | "cancel" | "retry":
+            case "send" | "cancel" | "retry" | "signal":
                 self._ask(entry)
-            case "acked" | "refused" | "unknown" | "gave_up" | "cancelled" | "retried":
+            case "acked" | "refused" | "unknown" | "gave_up" | "cancelled" | "retried" | "signalled":
                 self._answer(entry)
             case "opened":
                 history.opened[facts["batch"]] = t, facts["parent"]
-            case "saved" | "step" | "stepped":
+            case "saved" | "step" | "stepped" | "waited":
                 self._saves.append(entry)
             case "result":
                 history.results.append(Result(facts["queue"], facts["task"], t, facts["outcome"], facts.get("value")))
@@ -318,6 +338,11 @@ class _Reader:
             history.put_back[put_back.batch].append(put_back)
             self._calls[entry.source, facts["call"]] = put_back
             return
+        if entry.what == "signal":
+            signal = Signal(facts["queue"], facts["task"], facts["value"], entry.t)
+            history.signals[signal.queue, signal.task].append(signal)
+            self._calls[entry.source, facts["call"]] = signal
+            return
         request = Request(
             entry.source,
             facts["queue"],
@@ -327,6 +352,7 @@ class _Reader:
             facts.get("delay", 0.0),
             facts.get("keeps_data", False),
             batch=facts.get("batch", ""),
+            follows=facts.get("follows", False),
             wait=facts.get("wait"),
         )
         history.requests.append(request)
@@ -339,6 +365,9 @@ class _Reader:
             asked.answer, asked.outcome, asked.returned = entry.what, entry.facts.get("outcome"), entry.t
             if entry.what not in {"unknown", "gave_up"}:  # these may take effect at any later time
                 asked.answered = entry.t
+        elif isinstance(asked, Signal):
+            if entry.what == "signalled":
+                asked.answered, asked.answer = entry.t, entry.facts["answer"]
         elif isinstance(asked, PutBack):
             if entry.what == "retried":
                 asked.answered, asked.count = entry.t, entry.facts["count"]
@@ -357,7 +386,7 @@ class _Reader:
         )
         key = (run.peer, run.queue, run.fence)
         if key in self._runs:
-            self._history.twice_begun.append(run)
+            self._again[key].append(run)
             return
         self._runs[key] = run
         subject = f"{run.task} {run.id}" if run.queue == FOLLOW_UPS else run.task  # each ending has another one
@@ -368,8 +397,9 @@ class _Reader:
         for who, begin in self._froze.items():  # killed while it was frozen
             self._history.frozen.append(Span(begin, self._history.killed.get(who, self._history.last), who, "SIGSTOP"))
         for key, run in self._runs.items():
-            if key in self._ends:
-                run.ended, facts = min(self._ends[key], key=lambda end: end[0])
+            ends = self._goes_on(key, run)
+            if ends:
+                run.ended, facts = min(ends, key=lambda end: end[0])
                 run.how, run.counted = facts["how"], facts.get("counted", False)
             run.answer = self._answers.get(key)
         for entry in self._saves:
@@ -379,6 +409,18 @@ class _Reader:
                 run.saved.append((entry.t, facts["value"]))
             else:
                 run.steps.append(Step(entry.t, facts["name"], facts.get("value")))
+
+    def _goes_on(self, key: tuple[str, str, int], run: Run) -> list[tuple[float, dict[str, Any]]]:
+        """The ends of a run. A workflow keeps its claim, and begins again, if its wait ends while it is being suspended."""
+        ends = sorted(self._ends.get(key, ()), key=lambda end: end[0])
+        for again in sorted(self._again.get(key, ()), key=lambda each: each.began):
+            run.began, again.began = min(run.began, again.began), max(run.began, again.began)
+            before = [facts["how"] for t, facts in ends if t <= again.began]
+            if SUSPENDED not in before:
+                self._history.twice_begun.append(again)
+            else:
+                ends = [end for end in ends if end[0] > again.began]
+        return ends
 
 
 def replaceable(queue: str) -> bool:

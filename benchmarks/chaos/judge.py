@@ -6,7 +6,8 @@ have said what was seen:
 * a queue for each kind of task: what comes out was put in, and what was put in comes out, once it is settled never again;
 * a mutex for each id, with the number of the claim as its token: an older token is not accepted once a newer one was given out,
   and two healthy processes do not hold it at once;
-* a register for each value that is kept: what a job has saved, and the result of each of its steps.
+* a register for each value that is kept: what a job has saved, the result of each of its steps, and the end of each of its waits;
+* a mailbox for each workflow: what a wait takes out was put in, once, and the end of a job that it takes out is that job's.
 
 It knows less about faults than the checker, so it says nothing where any of them may be the reason.
 """
@@ -22,8 +23,10 @@ from typing import Any, Final
 
 Line = dict[str, Any]
 FINAL: Final = {"returned", "failure", "undecodable"}
-NOT_SENT: Final = {"ticks", "follow_ups"}
-"""Queues into which the server puts tasks: firings of schedules, and follow-ups of batches."""
+NOT_SENT: Final = {"ticks", "follow_ups", "flow_jobs"}
+"""Queues into which no producer puts tasks: firings of schedules, follow-ups, and jobs of workflows."""
+PAUSED: Final = ": suspended"
+"""The end of how a run ends that waits. It may begin again under its claim."""
 MANY_PER_ID: Final = {"single", "updates"}
 """Queues in which a dispatch may take the place of another one."""
 DECLARED_DEAD: Final = 10.0
@@ -85,12 +88,18 @@ class Judge:
     def _read(self) -> None:
         began: dict[tuple[str, str, int], Line] = {}
         frozen: dict[str, float] = {}
+        paused: set[tuple[str, str, int]] = set()
         for line in self._lines:
+            key = line["by"], line.get("queue", ""), line.get("fence", 0)
             match line:
+                case {"what": "ended", "how": how} if how.endswith(PAUSED):
+                    paused.add(key)
+                case {"what": "began"} if key in paused:
+                    paused.remove(key)
                 case {"what": "began", "task": task, "queue": queue}:
                     name = f"{task} at {line['nominal']}" if line.get("nominal") is not None else task
                     name = f"{name} {line['id']}" if queue == "follow_ups" else name
-                    run = began[line["by"], queue, line["fence"]] = line | {"task": name, "saves": [], "steps": []}
+                    run = began[key] = line | {"task": name, "saves": [], "steps": []}
                     self._by_task[queue, name].append(run)
                 case {"what": "result", "outcome": "finished"}:
                     self._results[line["queue"], line["task"]].append(line["t"])
@@ -102,13 +111,15 @@ class Judge:
         for line in self._lines:
             run = began.get((line["by"], line.get("queue", ""), line.get("fence", 0)), {})
             match line:
-                case {"what": "ended", "t": t, "how": how} if "how" not in run:  # a process writes it, then its peer
+                case {"what": "ended", "t": t, "how": how} if run.get("how", PAUSED).endswith(
+                    PAUSED
+                ):  # a process, then its peer
                     run |= {"ended": t, "how": how}
                 case {"what": "settled", "t": t, "answer": answer}:
                     run |= {"settled": t, "answer": answer}
                 case {"what": "saved", "value": value}:
                     run["saves"].append(value)
-                case {"what": "step" | "stepped", "name": name}:
+                case {"what": "step" | "stepped" | "waited", "name": name}:
                     run["steps"].append((name, line.get("value")))
                 case _:
                     pass
@@ -124,6 +135,7 @@ class Judge:
         self._queues()
         self._mutexes()
         self._registers()
+        self._mailboxes()
         return self.wrong
 
     # Queues
@@ -226,6 +238,35 @@ class Judge:
                     self.wrong.append(f"a step ran after its result was stored: {subject}, {name}")
                 elif value is not None and results.setdefault(name, value) != value:
                     self.wrong.append(f"a step has two results: {subject}, {name}")
+
+    # Mailboxes
+
+    def _mailboxes(self) -> None:
+        sent: dict[tuple[str, str], dict[str, Line]] = defaultdict(dict)
+        for line in self._lines:
+            if line["what"] == "signal":
+                sent[line["queue"], line["task"]][line["value"]] = line
+        for subject, runs in self._by_task.items():
+            if self._failed_over(runs[0]["t"], runs[-1]["t"]):
+                continue
+            if subject[0] == "flow_jobs" and len({run["id"] for run in runs}) > 1:
+                self.wrong.append(f"a job of a workflow has two ids: {subject}")
+            taken: dict[str, str] = {}
+            for name, value in (each for run in runs for each in run["steps"]):
+                if name.startswith("event ") and value != "timeout":
+                    if value not in sent[subject] or taken.setdefault(value, name) != name:
+                        self.wrong.append(f"a wait took out what was not there: {subject}, {name}: {value}")
+                elif name.startswith("job ") and not self._ended_so(name.removeprefix("job "), value):
+                    self.wrong.append(f"a workflow took out a false end: {subject}, {name}: {value}")
+
+    def _ended_so(self, job: str, end: str) -> bool:
+        """Return True if a job of a workflow can have ended so."""
+        how, _, number = end.partition(" ")
+        runs = self._by_task.get(("flow_jobs", job), [])
+        if how == "finished":
+            return any(run.get("how") == "returned" and run["fence"] == int(number) for run in runs)
+        marks = [line for line in self._lines if line.get("task") == job and line["what"] in {"dead", "cancel"}]
+        return any(line["what"] == {"failed": "dead", "cancelled": "cancel"}.get(how) for line in marks)
 
 
 def main(folder: str) -> int:

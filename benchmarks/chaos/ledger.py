@@ -16,7 +16,7 @@ import msgspec
 
 ENTRIES: Final = {
     # producers
-    "send": "before a request: call, queue, tasks; of jobs also id, delay, keeps_data, batch; if it waits for room, wait",
+    "send": "before a request: call, queue, tasks; of jobs also id, delay, keeps_data, batch, follows; of waiting calls wait",
     "acked": "the request was acknowledged: call; of jobs also outcome",
     "refused": "the request was refused, nothing may run: call, error",
     "unknown": "the producer cannot tell whether the request took effect: call, error",
@@ -26,6 +26,8 @@ ENTRIES: Final = {
     "retried": "they were put back: call, count",
     "cancel": "before a cancellation: call, queue, task",
     "cancelled": "the cancellation was acknowledged: call, waiting, running",
+    "signal": "before an event is sent to a workflow: call, queue, task, value",
+    "signalled": "the server has answered: call, answer",
     "result": "a wait for a result ended: queue, task, outcome, value",
     # peers
     "registered": "the peer has a worker id, the first or a new one: worker",
@@ -33,6 +35,7 @@ ENTRIES: Final = {
     "saved": "the server acknowledged what a run saved: queue, fence, value",
     "step": "a step calls its function: queue, fence, name",
     "stepped": "a step returned, so the server has its result: queue, fence, name, value",
+    "waited": "a wait of a workflow returned: queue, fence, name, value",
     "ended": "a run ended: queue, fence, how, counted",
     "settled": "a claim held by hand was settled: queue, fence, answer",
     "buried": "a failure handler was called: queue, task, reason",

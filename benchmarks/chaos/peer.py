@@ -17,6 +17,7 @@ from benchmarks.chaos.child import Child
 from benchmarks.chaos.handlers import Handlers, options_of
 from benchmarks.chaos.ledger import now
 from benchmarks.chaos.rows import Database
+from benchmarks.chaos.workflows import flows
 from benchmarks.chaos.workload import (
     ASYNCIO,
     FOLLOW_UPS,
@@ -66,6 +67,7 @@ class Peer:
                 self._mesh.every(beat.period, call, name=name, misfire=100, overlap="queue")
             else:
                 self._mesh.every(beat.period, call, name=name)
+        self._mesh.include(flows)
         Database(Path(child.settings.folder)).outbox(self._mesh, child.settings.replicas)  # which the peer sweeps
         self._joined: worqr.Peer | None = None
         self._leaving = False
@@ -197,7 +199,8 @@ class Peer:
 
 def main() -> None:
     child = Child.of_command_line()
-    os.environ.update({handlers.FOLDER: child.settings.folder, handlers.NAME: child.settings.name})
+    settings = child.settings
+    os.environ |= {handlers.FOLDER: settings.folder, handlers.NAME: settings.name, handlers.URL: settings.url}
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     trio.run(Peer(child).run)
 

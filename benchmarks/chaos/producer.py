@@ -17,6 +17,7 @@ from benchmarks.chaos.batch_maker import BatchMaker
 from benchmarks.chaos.child import Child
 from benchmarks.chaos.rows import RowMaker
 from benchmarks.chaos.sender import Sender
+from benchmarks.chaos.workflows import WorkflowMaker
 from benchmarks.chaos.workload import (
     ASYNCIO,
     HAND,
@@ -27,6 +28,7 @@ from benchmarks.chaos.workload import (
     PREFIX,
     PROCESS,
     RAW,
+    RESULT_TTL,
     ROOM,
     ROOM_LENGTH,
     SAVES,
@@ -39,13 +41,8 @@ from benchmarks.chaos.workload import (
 LOOPS = 3
 PAUSE = 0.12
 """Seconds between two requests of one loop, at most."""
-WAITS = 10
-"""Results that are waited for at a time."""
 WAITS_FOR_ROOM = 6
 """Calls that wait for room at a time, at most."""
-PATIENT = 60.0
-RESULT_TTL = 3600.0
-"""Longer than a run, clock jumps included: a result that was kept must still be there."""
 
 IfExists = Literal["update", "skip", "raise", "cancel"]
 
@@ -63,8 +60,8 @@ class Producer:
         self._stopped = False
         self._sender = Sender(settings.name, self._mesh, child.ledger, child.rng)
         self._batches = BatchMaker(self._sender)
+        workflows = WorkflowMaker(self._sender)
         rows = RowMaker(self._sender, Path(settings.folder), settings.replicas)
-        self._waits = trio.CapacityLimiter(WAITS)
         self._waits_for_room = trio.CapacityLimiter(WAITS_FOR_ROOM)
         self._operations: list[tuple[float, Callable[[trio.Nursery], Awaitable[object]]]] = [
             (0.30, self._enqueue_raw),
@@ -83,6 +80,7 @@ class Producer:
             (0.06, lambda _: self._dispatch_one(SAVES, {})),
             (0.02, lambda _: self._enqueue(SAVES, 2)),
             (0.06, rows.make),
+            (0.12, workflows.make),
         ]
 
     async def run(self) -> None:
@@ -134,7 +132,7 @@ class Producer:
             tasks = await self._enqueue(RAW, 4, front=self._rng.random() < 0.1)
         if self._rng.random() < (0.6 if is_slow else 0.06):
             task = self._rng.choice(tasks)
-            nursery.start_soon(self._cancel, RAW, task, lambda: self._mesh.queue(RAW).cancel(task.encode()))
+            nursery.start_soon(self._sender.cancel, RAW, task, lambda: self._mesh.queue(RAW).cancel(task.encode()))
 
     async def _dispatch_one(self, queue: str, options: dict[str, Any]) -> tuple[str, worqr.Job[bytes] | None]:
         is_slow = queue in (JOBS, SAVES) and self._rng.random() < 0.1
@@ -155,15 +153,15 @@ class Producer:
             return
         x = self._rng.random()
         if x < (0.6 if task.endswith(SLOW) else 0.10):
-            nursery.start_soon(self._cancel, JOBS, task, job.cancel)
-        if 0.07 < x < 0.25 and self._waits.available_tokens > 0:  # some of them cancelled as well
-            nursery.start_soon(self._wait_for_result, task, job)
+            nursery.start_soon(self._sender.cancel, JOBS, task, job.cancel)
+        if 0.07 < x < 0.25:  # some of them cancelled as well
+            nursery.start_soon(self._sender.wait_for_result, JOBS, task, job)
 
     async def _dispatch_into_lane(self, nursery: trio.Nursery) -> None:
         delay = self._rng.choice([0, 0, 0, 0.5])
         task, job = await self._dispatch_one(LANES, {"delay": delay, "lane": self._rng.choice(LANE_NAMES)})
         if job is not None and self._rng.random() < 0.1:
-            nursery.start_soon(self._cancel, LANES, task, job.cancel)
+            nursery.start_soon(self._sender.cancel, LANES, task, job.cancel)
 
     async def _wait_for_room(self, nursery: trio.Nursery) -> None:
         """Add tasks to a queue that is mostly full. The call waits beside the other requests."""
@@ -213,31 +211,6 @@ class Producer:
             id=job_id,
             keeps_data=not update.data,
         )
-
-    async def _cancel(self, queue: str, task: str, cancel: Callable[[], Awaitable[worqr.CancelCount]]) -> None:
-        await trio.sleep(self._rng.choice([0, 0, 0.02, 0.3]))
-        call = self._sender.begin("cancel", queue=queue, task=task)
-        try:
-            count = await cancel()
-        except worqr.WorqrError as error:
-            self._sender.failed(call, error)
-        else:
-            self._ledger.write("cancelled", call=call, waiting=count.waiting, running=count.running)
-
-    async def _wait_for_result(self, task: str, job: worqr.Job[bytes]) -> None:
-        async with self._waits:
-            outcome, value = "finished", None
-            try:
-                value = (await job.result(PATIENT)).decode()
-            except worqr.JobFailed as error:
-                outcome, value = "failed", error.error.type
-            except worqr.JobCancelled:
-                outcome = "cancelled"
-            except worqr.NoResult as error:
-                outcome, value = "none", str(error)
-            except worqr.WorqrError as error:
-                outcome, value = "unknown", type(error).__name__
-            self._ledger.write("result", queue=JOBS, task=task, outcome=outcome, value=value)
 
 
 def main() -> None:

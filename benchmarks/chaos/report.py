@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.chaos.checker import Verdict
 from benchmarks.chaos.history import History
 from benchmarks.chaos.ledger import lines_about
+from benchmarks.chaos.workload import FLOW_JOBS, FLOWS, SUSPENDED
 from benchmarks.chaos.world import Outcome, Plan
 
 SHOWN = 12
@@ -51,6 +52,12 @@ def figures(history: History) -> dict[str, int]:
         "steps called": sum(step.value is None for run in runs for step in run.steps),
         "results of steps found": sum(step.value not in (None, run.fence) for run in runs for step in run.steps),
         "rows of the outbox committed": len(history.committed),
+        "workflows": len(flows := [each for (queue, _), each in history.runs.items() if queue in FLOWS]),
+        "of them, workflows that were suspended": sum(any(run.how == SUSPENDED for run in each) for each in flows),
+        "ends of waits": len(
+            {(run.task, step.name) for each in flows for run in each for step in run.steps if "event " in step.name}
+        ),
+        "jobs that workflows started": sum(queue == FLOW_JOBS for queue, _ in history.runs),
         "dead letters": len(history.dead),
         "workers declared dead that came back": sum(len(each) - 1 for each in history.registered.values()),
     }

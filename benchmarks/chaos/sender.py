@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 import worqr
 from benchmarks.chaos.ledger import Ledger
+
+WAITS: Final = 10
+"""Results that are waited for at a time."""
+PATIENT: Final = 60.0
 
 
 class Sender:
@@ -29,6 +33,7 @@ class Sender:
         self.rng = rng
         self._tasks = 0
         self._calls = 0
+        self._waits = trio.CapacityLimiter(WAITS)
 
     def new_task(self, queue: str, end: str = "") -> str:
         self._tasks += 1
@@ -62,3 +67,35 @@ class Sender:
             raise
         self.ledger.write("acked", call=call, outcome=getattr(answer, "outcome", None))
         return answer
+
+    async def cancel(
+        self, queue: str, task: str, cancel: Callable[[], Awaitable[worqr.CancelCount]], after: float | None = None
+    ) -> None:
+        """Cancel a task, `after` so many seconds."""
+        await trio.sleep(self.rng.choice([0, 0, 0.02, 0.3]) if after is None else after)
+        call = self.begin("cancel", queue=queue, task=task)
+        try:
+            count = await cancel()
+        except worqr.WorqrError as error:
+            self.failed(call, error)
+        else:
+            self.ledger.write("cancelled", call=call, waiting=count.waiting, running=count.running)
+
+    async def wait_for_result(self, queue: str, task: str, job: worqr.Job[Any]) -> None:
+        """Wait for the result of a job, unless enough results are being waited for."""
+        if not self._waits.available_tokens:
+            return
+        async with self._waits:
+            outcome, value = "finished", None
+            try:
+                found = await job.result(PATIENT)
+                value = found.decode() if isinstance(found, bytes) else found
+            except worqr.JobFailed as error:
+                outcome, value = "failed", error.error.type
+            except worqr.JobCancelled:
+                outcome = "cancelled"
+            except worqr.NoResult as error:
+                outcome, value = "none", str(error)
+            except worqr.WorqrError as error:
+                outcome, value = "unknown", type(error).__name__
+            self.ledger.write("result", queue=queue, task=task, outcome=outcome, value=value)

@@ -15,11 +15,20 @@ LIMITED, LANES = "limited", "lanes"
 ROOM, SAVES = "room", "saves"
 FOLLOW_UPS = "follow_ups"
 ROWS = "rows"
+FLOW, FLOW_ASYNCIO, FLOW_THREAD, FLOW_PROCESS = "flow", "flow_asyncio", "flow_thread", "flow_process"
+FLOWS: Final = (FLOW, FLOW_ASYNCIO, FLOW_THREAD, FLOW_PROCESS)
+"""Workflows."""
+FLOW_JOBS: Final = "flow_jobs"
+"""Jobs that workflows start. The name of one begins with that of its workflow."""
 QUEUES: Final = (
     *(RAW, THREAD, ASYNCIO, PROCESS, HAND, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES, ROOM, SAVES),
     FOLLOW_UPS,
     ROWS,
+    *FLOWS,
+    FLOW_JOBS,
 )
+NOT_KILLED: Final = frozenset({THREAD, PROCESS, FLOW_THREAD, FLOW_PROCESS})
+"""Queues whose runs may go on when the grace of their peer is over."""
 SHARED_IDS: Final = frozenset({SINGLE, UPDATES})
 """Queues on which many dispatches have the same id, so that a later one may replace an earlier one."""
 
@@ -80,13 +89,63 @@ STEPS: Final = ("one", "two")
 
 HOMES: Final = (FOLLOW_UPS, RAW)
 """The home queues of batches: that of their follow-ups, and another one."""
+RESULT_TTL: Final = 3600.0
+"""Longer than a run, clock jumps included: a result that was kept must still be there."""
 OPEN_FOR: Final = 5.0
 """Seconds after which a batch of a producer that was killed is cancelled."""
 
 
-def follow_up_of(batch: str, kind: str) -> str:
-    """The follow-up `then` or `otherwise` of a batch, as a task."""
-    return f"{FOLLOW_UPS}/{batch}/{kind}"
+def follow_up_of(name: str, kind: str) -> str:
+    """The follow-up `then` or `otherwise` of a batch or of a workflow, as a task."""
+    return f"{FOLLOW_UPS}/{name}/{kind}"
+
+
+FAILS, STOPS, LATE = "fails", "stops", "late"
+"""End the name of a job of a workflow: it fails for good, cancels itself, or begins `LATE_BY` seconds later."""
+LATE_BY: Final = 20.0
+EVENT: Final = "go"
+"""The name of all events of a workflow."""
+STEP_FAILED: Final = -1
+"""Stands for the result of a step that has failed for good."""
+TIMED_OUT, SLEPT = "timeout", "slept"
+"""Stand for the value of a wait whose time is over, and of a sleep."""
+SUSPENDED: Final = "cancelled: suspended"
+"""How a run ends that waits."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a workflow does, one after the other. Its name decides.
+
+    Attributes:
+        steps: how many steps it takes. If one fails for good, the workflow takes a step that undoes it, and fails.
+        seconds: it sleeps as long.
+        timeouts: it waits for an event, for so many seconds, once for each of them.
+        sends: the seconds after its dispatch at which its producer sends an event.
+        jobs: it starts these.
+        awaits: how it awaits them: each, all at once, the first one and then each, not at all.
+    """
+
+    steps: int
+    seconds: float
+    timeouts: tuple[float, ...]
+    sends: tuple[float, ...]
+    jobs: tuple[str, ...]
+    awaits: str
+
+
+def script_of(flow: str) -> Script:
+    """What the workflow `flow` does."""
+    rng = random.Random(flow)
+    jobs = rng.randint(0, 3)
+    return Script(
+        rng.randint(0, 3),
+        rng.choice((0.0, 0.3, 5.2)),
+        tuple(rng.choice((0.5, 3.0, 9.0)) for _ in range(rng.randint(0, 2))),
+        tuple(rng.choice((0.0, 0.0, 0.3, 2.0, 6.0)) for _ in range(rng.randint(0, 3))),
+        tuple(f"{flow}/{n}{rng.choice(('', '', SLOW, FAILS, STOPS, LATE, LATE))}" for n in range(jobs)),
+        rng.choice(("each", "gather", "first", "not")),
+    )
 
 
 def result_of(task: str) -> str:
@@ -118,15 +177,17 @@ def behaviour(rng: random.Random, queue: str, task: str) -> Behaviour:
     if queue == SAVES:
         y = rng.random()
         return Behaviour(min(seconds, 1.0), "retry" if y < 0.3 else "error" if y < 0.4 else "returned")
+    if queue == FLOW_JOBS and task.endswith(FAILS):
+        return Behaviour(seconds, "failure")
     if queue in (TICKS, FOLLOW_UPS):
         return Behaviour(min(seconds, 0.04), "returned")
-    if queue == THREAD:
+    if queue in (THREAD, FLOW_THREAD):
         seconds = min(seconds, 1.0)
     if queue in CONCURRENCY and rng.random() < 0.02:
         return Behaviour(seconds, "rate limited")
     if queue not in SHARED_IDS and random.Random(task).random() < 0.01:
         return Behaviour(seconds, "error")
-    if queue == PROCESS and rng.random() < 0.05:
+    if queue in (PROCESS, FLOW_PROCESS) and rng.random() < 0.05:
         return Behaviour(seconds, "crash")
     if queue == JOBS and rng.random() < 0.01:
         return Behaviour(0.0, "timeout")

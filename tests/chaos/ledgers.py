@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.chaos.checker import Verdict, check
 from benchmarks.chaos.history import History
 from benchmarks.chaos.ledger import ENTRIES, Entry
-from benchmarks.chaos.workload import result_of
+from benchmarks.chaos.workload import FLOW, FLOW_JOBS, SLEPT, SUSPENDED, TIMED_OUT, result_of, script_of
 
 Entries = list[Entry]
 EPOCH = 1_900_000_000.0
@@ -80,11 +80,27 @@ class Story:
         """The server has acknowledged a save."""
         self.add("peer-1", t, "saved", queue="saves", fence=fence, value=value)
 
-    def step(self, t: float, fence: int, name: str, value: int, *, called: bool = True) -> None:
+    def step(self, t: float, fence: int, name: str, value: int, *, called: bool = True, queue: str = "saves") -> None:
         """A step has returned, whose function was called or not."""
         if called:
-            self.add("peer-1", t, "step", queue="saves", fence=fence, name=name)
-        self.add("peer-1", t + 0.001, "stepped", queue="saves", fence=fence, name=name, value=value)
+            self.add("peer-1", t, "step", queue=queue, fence=fence, name=name)
+        self.add("peer-1", t + 0.001, "stepped", queue=queue, fence=fence, name=name, value=value)
+
+    def signal(self, t: float, task: str, value: str, answer: str | None = "stored") -> None:
+        """An event is sent to a workflow."""
+        self._calls += 1
+        self.add("producer-1", t, "signal", call=self._calls, queue=FLOW, task=task, value=value)
+        if answer is not None:
+            self.add("producer-1", t + 0.01, "signalled", call=self._calls, answer=answer)
+
+    def wait(self, t: float, fence: int, **ends: str) -> None:
+        """Waits of a workflow have returned. The name of an end has _ for a space."""
+        for name, value in ends.items():
+            self.add("peer-1", t, "waited", queue=FLOW, fence=fence, name=name.replace("_", " "), value=value)
+
+    def see(self, t: float, fence: int, job: str, end: str) -> None:
+        """A workflow has seen how one of its jobs ended."""
+        self.add("peer-1", t, "waited", queue=FLOW, fence=fence, name=f"job {job}", value=end)
 
     def put_back(self, t: float, batch: str, count: int) -> None:
         """The failed jobs of a batch were put back."""
@@ -177,6 +193,8 @@ def correct() -> Story:
     _tell_room(story)
     _tell_saves(story)
     _tell_rows(story)
+    _tell_flow(story)
+    _tell_cancelled_flow(story)
     for name, period in (("steady", 2.0), ("brisk", 1.0), ("plain", 0.7)):
         story.fire(name, period)
     story.end()
@@ -232,6 +250,47 @@ def _tell_rows(story: Story) -> None:
         story.world(CALM + 1, "committed", queue="rows", task=name)
 
 
+FLOW_NAME, CANCELLED_FLOW = "flow/f10631", "flow/g62"
+"""Two workflows, whose names decide what they do."""
+
+
+def _tell_flow(story: Story) -> None:
+    """A workflow takes a step, sleeps, gets an event, for another one it waits in vain, and sees how its two jobs have ended."""
+    task, script = FLOW_NAME, script_of(FLOW_NAME)
+    done, failed = script.jobs
+    assert (script.steps, script.seconds, script.timeouts[1], script.awaits) == (1, 0.3, 0.5, "first")
+    assert failed == f"{task}/1fails"
+    story.send(44, FLOW, task, id=task, outcome="created", follows=True)
+    story.signal(44.02, task, "v1")
+    story.signal(44.04, task, "v2", "already")
+    first = story.run(44.1, FLOW, task, SUSPENDED, lasts=0.5)
+    story.step(44.2, first, "step 0", first, queue=FLOW)
+    story.wait(44.5, first, sleep=SLEPT)
+    story.run(44.61, FLOW, task, SUSPENDED, lasts=0.2, fence=first)  # its event was there
+    story.step(44.62, first, "step 0", first, called=False, queue=FLOW)
+    story.wait(44.63, first, sleep=SLEPT, event_0="v1")
+    fence = story.run(44.7, FLOW_JOBS, done)
+    story.run(44.7, FLOW_JOBS, failed, "failure")
+    story.add("peer-1", 44.75, "buried", queue=FLOW_JOBS, task=failed, reason="failed")
+    story.world(CALM + 1, "dead", queue=FLOW_JOBS, task=failed, id=failed, reason="failed")
+    second = story.run(45.4, FLOW, task, lasts=0.2)
+    story.step(45.41, second, "step 0", first, called=False, queue=FLOW)
+    story.wait(45.42, second, sleep=SLEPT, event_0="v1", event_1=TIMED_OUT, first=f"finished {fence}")
+    story.see(45.43, second, done, f"finished {fence}")
+    story.see(45.44, second, failed, "failed")
+    story.follow_up(45.7, task, "then")
+
+
+def _tell_cancelled_flow(story: Story) -> None:
+    """A workflow is cancelled while it is suspended, and its job with it."""
+    [job] = script_of(CANCELLED_FLOW).jobs
+    assert job.endswith("late")
+    story.send(46, FLOW, CANCELLED_FLOW, id=CANCELLED_FLOW, outcome="created", follows=True)
+    story.run(46.1, FLOW, CANCELLED_FLOW, SUSPENDED)
+    story.cancel(46.5, FLOW, CANCELLED_FLOW, waiting=1)
+    story.follow_up(46.6, CANCELLED_FLOW, "otherwise")
+
+
 Change = Callable[[Story], object]
 
 
@@ -254,3 +313,8 @@ def alter(story: Story, what: str, change: dict[str, Any], **facts: Any) -> None
     """Change the one entry with these facts."""
     [found] = [entry for entry in story.entries if entry.what == what and facts.items() <= entry.facts.items()]
     found.facts.update(change)
+
+
+def flow_claims(story: Story) -> list[int]:
+    """The claims of the workflow `FLOW_NAME`, in their order."""
+    return sorted({e.facts["fence"] for e in story.entries if e.what == "began" and e.facts["task"] == FLOW_NAME})

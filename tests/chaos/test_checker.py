@@ -9,7 +9,20 @@ from benchmarks.chaos.checker import RULES
 from benchmarks.chaos.excuses import Excuses
 from benchmarks.chaos.history import History
 from benchmarks.chaos.workload import STARTS, result_of
-from tests.chaos.ledgers import CALM, EPOCH, Change, Story, alter, correct, drop, rules_broken, verdict_of
+from tests.chaos.ledgers import (
+    CALM,
+    CANCELLED_FLOW,
+    EPOCH,
+    FLOW_NAME,
+    Change,
+    Story,
+    alter,
+    correct,
+    drop,
+    flow_claims,
+    rules_broken,
+    verdict_of,
+)
 
 
 def test_a_correct_run_has_no_violation() -> None:
@@ -134,7 +147,7 @@ def _make_room(story: Story) -> None:
 
 def _last_claim(story: Story) -> int:
     """The claim of the second run of `v`."""
-    return max(int(e.facts["fence"]) for e in story.entries if e.what == "stepped")
+    return max(int(e.facts["fence"]) for e in story.entries if e.what == "saved")
 
 
 def _step_again(story: Story) -> None:
@@ -142,6 +155,106 @@ def _step_again(story: Story) -> None:
     story.step(34.69, _last_claim(story), "one", _last_claim(story))
 
 
+def _drop_flow(story: Story, *, keep: int) -> None:
+    """The runs of the workflow that follow its `keep` first ones are lost."""
+    lost = flow_claims(story)[keep:]
+    story.entries = [e for e in story.entries if e.facts.get("fence") not in lost]
+
+
+def _lose_job(story: Story) -> None:
+    [began] = [e for e in story.entries if e.what == "began" and e.facts["task"] == f"{FLOW_NAME}/0"]
+    story.entries = [e for e in story.entries if e.facts.get("fence") != began.facts["fence"]]
+
+
+def _last_flow(story: Story) -> int:
+    return flow_claims(story)[-1]
+
+
+FLOW_BUGS: dict[str, tuple[Change, str]] = {
+    "a workflow takes a step again": (
+        lambda s: s.step(45.5, _last_flow(s), "step 0", _last_flow(s), queue="flow"),
+        "a step ran again",
+    ),
+    "a workflow takes a step again under the same claim": (
+        lambda s: s.add("peer-1", 44.615, "step", queue="flow", fence=flow_claims(s)[0], name="step 0"),
+        "a step ran again",
+    ),
+    "a wait has another end in the next run": (
+        lambda s: alter(s, "waited", {"value": "timeout"}, name="event 0", fence=_last_flow(s)),
+        "a step had another result",
+    ),
+    "a workflow begins twice under one claim": (
+        lambda s: s.run(45.45, "flow", FLOW_NAME, fence=_last_flow(s)),
+        "a claim was run twice",
+    ),
+    "a workflow is forgotten": (lambda s: _drop_flow(s, keep=1), "an acknowledged task did not end"),
+    "a workflow runs on after its cancellation": (
+        lambda s: s.run(48, "flow", CANCELLED_FLOW),
+        "a cancelled task came back",
+    ),
+    "a workflow stays suspended": (
+        lambda s: s.world(61, "undrained", queue="flow", left="{'ZCARD :suspended': 1}"),
+        "a queue did not become empty",
+    ),
+    "an event is invented": (
+        lambda s: alter(s, "signal", {"value": "v7"}, value="v1"),
+        "a wait returned what was not sent",
+    ),
+    "an event that was refused is taken": (
+        lambda s: alter(s, "waited", {"value": "v2"}, name="event 1"),
+        "a wait returned what was not sent",
+    ),
+    "an event is taken twice": (
+        lambda s: alter(s, "waited", {"value": "v1"}, name="event 1"),
+        "a value ended two waits",
+    ),
+    "an event is lost": (lambda s: s.signal(44.06, FLOW_NAME, "v3"), "a wait missed its value"),
+    "a sleep is cut short": (
+        lambda s: s.wait(44.2, flow_claims(s)[0], sleep="slept"),
+        "a wait was over before its time",
+    ),
+    "a timeout is cut short": (
+        lambda s: s.wait(44.7, flow_claims(s)[0], event_1="timeout"),
+        "a wait was over before its time",
+    ),
+    "a job is started twice": (
+        lambda s: s.run(44.9, "flow_jobs", f"{FLOW_NAME}/1fails", "failure", id="another"),
+        "a job of a workflow ran under two ids",
+    ),
+    "a job comes from nowhere": (
+        lambda s: s.run(45, "flow_jobs", f"{FLOW_NAME}/7"),
+        "a job ran that no workflow started",
+    ),
+    "a job is said to have failed that has finished": (
+        lambda s: alter(s, "waited", {"value": "failed"}, name=f"job {FLOW_NAME}/0"),
+        "a workflow saw a false end of its job",
+    ),
+    "a job is said to have been cancelled": (
+        lambda s: alter(s, "waited", {"value": "cancelled"}, name=f"job {FLOW_NAME}/1fails"),
+        "a workflow saw a false end of its job",
+    ),
+    "a job's result is that of another claim": (
+        lambda s: alter(s, "waited", {"value": "finished 1"}, name="first"),
+        "a workflow saw a false end of its job",
+    ),
+    "a job is lost": (_lose_job, "a job of a workflow did not end"),
+    "a job outlives its cancelled workflow": (
+        lambda s: s.run(59, "flow_jobs", f"{CANCELLED_FLOW}/0late"),
+        "a job began long after its workflow was cancelled",
+    ),
+    "a workflow has the wrong follow-up, too": (
+        lambda s: s.follow_up(45.8, FLOW_NAME, "otherwise"),
+        "a workflow did not have its one follow-up",
+    ),
+    "a workflow has its follow-up twice": (
+        lambda s: s.follow_up(45.8, FLOW_NAME, "then", 2),
+        "a workflow did not have its one follow-up",
+    ),
+    "a cancelled workflow has no follow-up": (
+        lambda s: drop(s, "began", task=f"follow_ups/{CANCELLED_FLOW}/otherwise"),
+        "a workflow did not have its one follow-up",
+    ),
+}
 BUGS: dict[str, tuple[Change, str]] = {
     "a finish is forgotten": (_lose_healthy_claim, "a task ran again after its end"),
     "a finish is lost long before the worker dies": (_lose_long_settled, "a task ran again after its end"),
@@ -278,6 +391,7 @@ BUGS: dict[str, tuple[Change, str]] = {
         lambda s: s.step(34.85, _last_claim(s), "one", 7, called=False),
         "a step had another result",
     ),
+    **FLOW_BUGS,
     "a row of a producer that was killed is lost": (
         lambda s: s.world(61, "committed", queue="rows", task="w4"),
         "a row that was committed is no job that ended",

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from benchmarks.chaos.judge import Judge, lines_of, main
-from tests.chaos.ledgers import CALM, Change, Story, alter, correct, drop
+from tests.chaos.ledgers import CALM, FLOW_NAME, Change, Story, alter, correct, drop, flow_claims
 
 
 def judged(story: Story, folder: Path) -> set[str]:
@@ -75,6 +75,34 @@ BUGS: dict[str, tuple[Change, str]] = {
     "a save is forgotten": (lambda s: alter(s, "began", {"saved": 0}, queue="saves", saved=1), "a save was forgotten"),
     "a step runs again": (_step_again, "a step ran after its result was stored"),
     "a step has another result": (_step_otherwise, "a step has two results"),
+    "a workflow takes a step again under its claim": (
+        lambda s: s.add("peer-1", 44.615, "step", queue="flow", fence=flow_claims(s)[0], name="step 0"),
+        "a step ran after its result was stored",
+    ),
+    "a wait ends otherwise in the next run": (
+        lambda s: alter(s, "waited", {"value": "v2"}, name="event 0", fence=flow_claims(s)[-1]),
+        "a step has two results",
+    ),
+    "an event is invented": (
+        lambda s: alter(s, "waited", {"value": "v7"}, name="event 1"),
+        "a wait took out what was not there",
+    ),
+    "an event is taken twice": (
+        lambda s: alter(s, "waited", {"value": "v1"}, name="event 1"),
+        "a wait took out what was not there",
+    ),
+    "a job is started twice": (
+        lambda s: s.run(44.9, "flow_jobs", f"{FLOW_NAME}/1fails", "failure", id="another"),
+        "a job of a workflow has two ids",
+    ),
+    "a workflow sees a false end": (
+        lambda s: alter(s, "waited", {"value": "failed"}, name=f"job {FLOW_NAME}/0"),
+        "a workflow took out a false end",
+    ),
+    "a workflow begins again without a suspension": (
+        lambda s: s.run(45.45, "flow", FLOW_NAME, fence=flow_claims(s)[-1]),
+        "one token was given out twice",
+    ),
 }
 
 

@@ -13,7 +13,7 @@ import trio
 
 import worqr
 from tests.peer.tools import QUICK, eventually, until
-from tests.peer.workflow_jobs import Approval, dying, registry
+from tests.peer.workflow_jobs import Approval, dying, keeping, registry
 from tests.support.patience import PATIENCE
 from worqr.client.producer import Producer
 
@@ -98,6 +98,18 @@ async def test_in_a_process(new_mesh: NewMesh, tmp_path: Path) -> None:
         swallowing: Any = mesh.functions["swallows in a process"]
         assert "it swallowed the cancellation" in await failure_of(await swallowing.dispatch())
     assert path.read_text() == "7\n"
+
+
+async def test_in_a_process_a_run_that_keeps_its_claim_finds_what_was_saved(new_mesh: NewMesh, tmp_path: Path) -> None:
+    mesh, path = new_mesh(), tmp_path / "calls"
+    mesh.include(keeping)
+    function: Any = mesh.functions["goes on in a process"]
+    async with mesh.connect():
+        job = await function.dispatch(str(path), 7)
+        assert await job.send("approved", ADA) == "stored"
+    async with mesh.join():
+        assert await function.job(job.id).result(PATIENCE) == ("paid 7 ada", b"half", 1)
+    assert path.read_text() == "7\ntried\ntried\n"
 
 
 async def test_a_job_that_gets_further_with_each_run_is_not_given_up(new_mesh: NewMesh, tmp_path: Path) -> None:
@@ -524,6 +536,63 @@ async def test_a_step_that_waits_for_its_next_try_waits_on_when_the_run_is_woken
         await suspended(job)
         await job.cancel()
     assert calls == ["charge", "first"]
+
+
+async def test_a_step_that_waits_for_its_next_try_waits_on_when_the_run_keeps_its_claim(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    @mesh.step(name="charge", retry=worqr.RetryPolicy(max_failures=3, min_backoff=3600, max_backoff=3600))
+    async def charge() -> None:
+        calls.append("charge")
+        raise ValueError("no")
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(charge)
+            await worqr.wait_for("go", int)
+            calls.append("go")
+
+    async with mesh.connect():
+        assert await (job := await fulfil.dispatch()).send("go", 1) == "stored"
+    async with mesh.join():
+        await until(lambda: "go" in calls)
+        await suspended(fulfil.job(job.id))
+        await fulfil.job(job.id).cancel()
+    assert calls == ["charge", "go"]
+
+
+async def test_a_workflow_whose_step_has_waited_for_its_next_try_goes_on_to_make_progress(
+    new_mesh: NewMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh, tried, noted = new_mesh(), list[int](), list[int]()
+
+    @mesh.step(name="charge", retry=worqr.RetryPolicy(max_failures=3, min_backoff=3600, max_backoff=3600))
+    async def charge() -> None:
+        tried.append(1)
+        if len(tried) < 3:
+            raise ValueError("no")
+
+    @mesh.step(name="note")
+    async def note(n: int) -> None:
+        noted.append(n)
+
+    @mesh.workflow(name="fulfil", result_ttl=60, retry=worqr.RetryPolicy(max_failures=2, min_backoff=0))
+    async def fulfil() -> None:
+        await charge()
+        for n in range(4):
+            await note(n)
+            if worqr.current().run == n + 3:
+                raise ValueError("fails once after each step")
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        for n in (1, 2):
+            await suspended(job)
+            assert await job.end_wait(f"retry of charge {{}} #{n}")
+        await job.result(PATIENCE)
+    assert noted == [0, 1, 2, 3]
+    assert "workflow.drift" not in caplog.text
 
 
 async def test_a_step_in_a_thread_that_has_failed_for_good_ends_the_job(new_mesh: NewMesh) -> None:

@@ -11,6 +11,7 @@ import worqr
 
 registry = worqr.Registry()
 dying = worqr.Registry()
+keeping = worqr.Registry()
 
 
 @dataclass
@@ -32,6 +33,26 @@ def in_a_process(path: str, order: int) -> tuple[str, Approval | None, int]:
     paid = note(path, order)
     approval = worqr.wait_for_now("approved", Approval)
     return paid, approval, worqr.current().run
+
+
+@keeping.step(name="try", retry=worqr.RetryPolicy(max_failures=3, min_backoff=0))
+def try_again(path: str) -> int:
+    with open(path, "a") as file:
+        file.write("tried\n")
+    if Path(path).read_text().count("tried") < 2:
+        raise ValueError("no")
+    return 2
+
+
+@keeping.workflow(name="goes on in a process", runs_in="process", result_ttl=60)
+def goes_on_in_a_process(path: str, order: int) -> tuple[str, bytes | None, int]:
+    """What it waits for is there, so its second run has the claim of the first one."""
+    paid = note(path, order)
+    try_again(path)
+    worqr.current().save_now(b"half")
+    approval = worqr.wait_for_now("approved", Approval)
+    assert approval is not None
+    return f"{paid} {approval.by}", worqr.current().saved, worqr.current().run
 
 
 @registry.workflow(name="swallows in a process", runs_in="process", result_ttl=60, keep_failed=0)

@@ -47,7 +47,7 @@ from worqr.keys import QueueKeys, shard_of
 from worqr.limits import DECLARES_NOTHING, NO_RULES
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
-from worqr.ops import MAX_ITEMS, Child, NotedChildren, StartReply
+from worqr.ops import MAX_ITEMS, Child, NotedChildren, StartReply, Wait
 from worqr.peer import forks
 from worqr.peer.error_throttle import sleep_aligned
 from worqr.peer.executors.offloaded import Frames, Handler
@@ -1014,22 +1014,24 @@ class HandlerConsumer(QueueConsumer):
         for run in runs:
             start(run)
 
-    def resume(self, run: Run[Any], ends: Mapping[str, bytes]) -> None:
+    def resume(self, run: Run[Any], waits: Sequence[Wait], ends: Mapping[str, bytes]) -> None:
         """Run a workflow again with the claim that it still holds, because waits of it ended while it was being suspended.
 
         Args:
             run: the run that was suspended.
+            waits: for what it waits.
             ends: how the waits have ended: fields of the job's record.
         """
         if self.lifecycle.phase >= Phase.DRAINING or run.registration.dead:
             self._settles.give_back(self.keys, run.registration, [run.fence])
             self.ended(run)
             return
-        assert run.record is not None
-        record = {**run.record.current(), **{name.encode(): value for name, value in ends.items()}}
+        record = run.resumed(waits, ends)
         again = self.run_class(
             self, run.registration, run.fence, [part for pair in record.items() for part in pair], monotonic()
         )
+        if run.progressed:
+            again.note_progress()
         if run.fence not in self.running:  # its units were freed, because the server had refused the suspension
             self.take(1)
         self.running[run.fence] = again

@@ -250,7 +250,7 @@ class Context:
         save, done = self._begin_save(state)
         await wait_done(done)
         done.result()
-        self._run.saved_state().note_saved(save.number, save.value)
+        self._run.saved_state().note_saved(save)
 
     def save_now(self, state: bytes) -> None:
         """Save bytes as `save` does, in a thread or a process: wait here until the server has them.
@@ -267,7 +267,7 @@ class Context:
         self._run.check_may_wait("await worqr.current().save(...)")
         save, done = self._begin_save(state)
         done.result()
-        self._run.saved_state().note_saved(save.number, save.value)
+        self._run.saved_state().note_saved(save)
 
     def _begin_save(self, state: bytes) -> tuple[Save, Future[None]]:
         saved, known = check_saved(state), self._run.saved_state()

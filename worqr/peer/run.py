@@ -62,6 +62,9 @@ _MAKING: Final = threading.Lock()
 _STEP: Final = b"step:"
 _END: Final = b"end:"
 _TRY: Final = b"try:"
+_WAIT: Final = b"wait:"
+RETRY_OF: Final = "retry of "
+"""Begins the key of the wait of a step for its next try. Only the step asks for it, and not once it has a result."""
 _REMEDY: Final = "keep the data in your database, and save its key"
 FULL: Final = (
     f"a job can save at most {MAX_KEPT:,} bytes in all, and a step counts as at least {STEP_BYTES:,}: {_REMEDY}"
@@ -166,7 +169,8 @@ class SavedState:
         }
         self._unsaved: set[str] = set()
         self._begun: set[str] = set()
-        self._unasked: set[str] = {name for name in (*self._steps, *self._ends) if not name.startswith("@")}
+        ends = [name for name in self._ends if not name.startswith(RETRY_OF)]
+        self._unasked: set[str] = {name for name in (*self._steps, *ends) if not name.startswith("@")}
 
     @property
     def saved(self) -> bytes | None:
@@ -178,10 +182,14 @@ class SavedState:
         """Return True if bytes are others than those that were saved last, and the run has asked for these."""
         return self._asked_for_saved and saved != self._saved
 
-    def fields(self) -> dict[bytes, bytes]:
-        """Return the fields of the record that the run may have changed."""
+    def fields(self, delivered: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+        """Return the fields of the record, of which `delivered` came with the claim, with what the run has changed. No waits."""
         with self._lock:
-            found = {_STEP + name.encode(): value for name, value in self._steps.items() if name not in self._unsaved}
+            ends = {_END + name.encode() for name in self._ends}
+            found = {
+                name: value for name, value in delivered.items() if name in ends or not name.startswith((_END, _WAIT))
+            }
+            found |= {_STEP + name.encode(): value for name, value in self._steps.items() if name not in self._unsaved}
             found |= {
                 _TRY + name.encode(): b'%d ["","",%d]' % (number, since)
                 for name, (number, since) in self._tries.items()
@@ -196,11 +204,20 @@ class SavedState:
             self._sent += 1
             return self._sent
 
-    def note_saved(self, number: int, saved: bytes) -> None:
-        """Note that the server has stored a save."""
+    def note_saved(self, save: Save) -> None:
+        """Note that the server has stored what the run has saved. Steps note that themselves, but for those of a process."""
+        if save.refused:
+            self.forget_end(save.step)
+            return
         with self._lock:
-            if number > self._stored:
-                self._stored, self._saved = number, saved
+            if not save.step:
+                if save.number > self._stored:
+                    self._stored, self._saved = save.number, save.value
+            elif save.number == 0 or save.step.startswith("@"):
+                self._steps[save.step] = save.value
+                self._unsaved.discard(save.step)
+            else:
+                self._tries[save.step] = _read_try(b"%d %b" % (save.number, save.value))
 
     def begin_step(self, name: str) -> tuple[bytes | None, bool]:
         """Begin a step. Return its result, if it has one; and whether that must be sent to the server.
@@ -281,9 +298,11 @@ class JobFields(dict[bytes, bytes]):
 
     _saved_state: SavedState
 
-    def current(self) -> dict[bytes, bytes]:
-        """Return the fields as the claim has delivered them, with what its run has saved since."""
-        return {**self, **self.saved_state().fields()}
+    def resumed(self, waits: Sequence[Wait], ends: Mapping[str, bytes]) -> dict[bytes, bytes]:
+        """Return the fields for another run under the same claim; see `Run.resumed`."""
+        found = self.saved_state().fields(self)
+        found |= {_WAIT + wait.key.encode(): b"" for wait in waits}
+        return found | {name.encode(): value for name, value in ends.items()}
 
     def saved_state(self) -> SavedState:
         """Return what the run knows of what its job has saved; from any thread."""
@@ -818,6 +837,15 @@ class Run(Generic[Host]):
     def saved_state(self) -> SavedState:
         """Return what it knows of what its job has saved; from any thread. Its task becomes a job, if it is none."""
         return self._become_job().saved_state()
+
+    def resumed(self, waits: Sequence[Wait], ends: Mapping[str, bytes]) -> dict[bytes, bytes]:
+        """Return the fields of the record for another run under this claim: as they were delivered, with what was saved since.
+
+        Args:
+            waits: for what this run waits.
+            ends: fields that say which of these waits have ended.
+        """
+        return self._become_job().resumed(waits, ends)
 
     def save(self, save: Save) -> Future[None]:
         """Store what its handler saves; from any thread. The future is done when it is stored."""

@@ -148,7 +148,7 @@ class Settler:
         """Use the reply to a suspension. None: the server refuses it for now, or the worker is dead."""
         status = "" if reply is None else reply.status
         if reply is not None and status == "ready":  # a wait has ended meanwhile, and the claim is still held
-            run.host.resume(run, reply.ends)
+            run.host.resume(run, waits, reply.ends)
             return
         if status == "full":
             self.fail_run(run, Failure(f"the workflow cannot keep its {len(waits)} waits: {FULL}"))

@@ -27,7 +27,7 @@ from worqr.errors import UsageError
 from worqr.log_events import emit
 from worqr.ops import Wait
 from worqr.peer.error_throttle import sleep_here, wait_done
-from worqr.peer.run import IN_MEMORY, Run, Save, check_step, current_run, encode_step
+from worqr.peer.run import IN_MEMORY, RETRY_OF, Run, Save, check_step, current_run, encode_step
 from worqr.policy import Policy, StepFailed, decide_retry
 from worqr.records import RemoteError
 from worqr.remote_error import remote_error
@@ -267,7 +267,7 @@ class _Step(Generic[R]):
         """Return the wait for the next try; None if it is over, if it is soon, or if the run is not of a workflow."""
         if self._flow is None:
             return None
-        key = f"retry of {self._name} #{self._state.tries_of(self._name)}"
+        key = f"{RETRY_OF}{self._name} #{self._state.tries_of(self._name)}"
         if self._pause is None:  # the run was woken by another wait
             return Wait(key, "sleep", in_ms=0) if self._flow.is_open(key) else None
         if self._pause < IN_MEMORY or self._flow.ended(key) is not None:

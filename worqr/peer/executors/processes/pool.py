@@ -743,9 +743,10 @@ async def _on_report(run: Run[RunHost], ended: list[CallEnded], what: Report) ->
 
 
 async def _save(run: Run[Any], what: Saving) -> SaveReply:
-    done = run.save(Save(what.number, what.step, what.value, what.progress, what.refused))
-    await wait_done(done)
-    error = done.exception()
+    save = Save(what.number, what.step, what.value, what.progress, what.refused)
+    await wait_done(done := run.save(save))
+    if (error := done.exception()) is None:
+        run.saved_state().note_saved(save)  # for the next run, if this one is suspended and keeps its claim
     return SaveReply("", "") if error is None else SaveReply(type(error).__name__, str(error))
 
 
