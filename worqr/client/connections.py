@@ -22,6 +22,7 @@ from worqr import ops
 from worqr.child_processes import refuse_while_importing
 from worqr.client.room import RoomChannels
 from worqr.client.shard_directory import ShardDirectory
+from worqr.codecs import Codec, StoredValues
 from worqr.embedded import EmbeddedServer, relocated, server_of_parent, shared_server
 from worqr.errors import Unavailable, UsageError
 from worqr.handler_options import HandlerOptions, check_defaults, is_async
@@ -80,6 +81,14 @@ class ClientSettings:
     """The options of all declared functions that do not have their own."""
     send_middleware: tuple[Callable[[Any], object], ...]
     """The functions that see each call before it is sent, in their order."""
+    codec: Codec | None
+    """Encodes what is stored of values; None: they are stored as they are."""
+    accept_plain: bool
+    """Values of programs without the codec are taken."""
+    values: StoredValues | None
+    """Uses the codec; None: there is none."""
+    redact_errors: bool
+    """Errors are stored without their texts."""
 
     def __init__(
         self,
@@ -110,6 +119,13 @@ class ClientSettings:
         self.defaults = check_defaults(defaults)
         self.send_middleware = _checked_send_middleware(middleware)
 
+    def _set_values(self, codec: Codec | None, accept_plain: object, redact_errors: object) -> None:
+        """Set how values and errors are stored. Used once, before any call."""
+        self.codec = None if codec is None else _checked_codec(codec)
+        self.accept_plain = bool(accept_plain)
+        self.values = None if codec is None else StoredValues(codec, accept_plain=self.accept_plain)
+        self.redact_errors = bool(redact_errors)
+
     def _set_server(self, url: str | None, prefix: str, credentials: Credentials | None) -> None:
         """Use another server or prefix, while the mesh is not connected. `worqr.inside` calls it."""
         self.url, self.prefix, self.credentials = url, prefix, credentials
@@ -120,6 +136,14 @@ def _checked_url(url: object) -> str | None:
     if url is not None and not isinstance(url, str):
         raise UsageError(f"url must be a str, not {type(url).__name__}")
     return url
+
+
+def _checked_codec(codec: Codec) -> Codec:
+    """Return `codec` if it can encode and decode, else raise UsageError. Its text may have keys, so the error names its type."""
+    if isinstance(codec, type) or not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):
+        kind = codec.__name__ if isinstance(codec, type) else type(codec).__name__
+        raise UsageError(f"codec must be one of worqr.codecs, as in codec=Fernet(keys), or have encode and decode, not {kind}")
+    return codec
 
 
 def _checked_send_middleware(given: object) -> tuple[Callable[[Any], object], ...]:

@@ -26,11 +26,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import trio
 
 from worqr import ops
+from worqr.codecs import TRY_AGAIN, StoredValues, WrongKey
 from worqr.command import Command
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys, shard_of
@@ -38,17 +39,19 @@ from worqr.limits import DECLARES_NOTHING, NO_RULES
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Child, NotedChildren, StartReply
-from worqr.peer.executors.offloaded import Handler
-from worqr.peer.run import PolicyFields, Run, Save
+from worqr.peer.executors.offloaded import Handler, named_after
+from worqr.peer.error_throttle import ErrorThrottle
+from worqr.peer.run import PolicyFields, Run, Save, current_run, opened_fields
 from worqr.peer.scheduler import ClaimRequest, Scheduler, Share
 from worqr.peer.task_log import Began, note_started
 from worqr.peer.task_log import logger as task_log
 from worqr.policy import Policy, Undecodable
-from worqr.records import CancelReason
-from worqr.remote_error import remote_error
+from worqr.records import CancelReason, RemoteError
+from worqr.remote_error import redacted, remote_error
 
 if TYPE_CHECKING:
     from worqr.link import Subscription
+    from worqr.peer.list_run import ListRun
     from worqr.peer.reconciler import Reconciler
     from worqr.peer.run_reports import RunReports
     from worqr.peer.session import Registration, Session
@@ -329,6 +332,7 @@ UNREADABLE = (
     "queue %(queue)r, claim %(claim)d: the record of the job cannot be read: %(error)s; "
     "it is in the dead-letter queue: worqr undecodable %(queue)r"
 )
+WRONG_KEY = "queue %(queue)r: its tasks wait, and are tried again every %(seconds)d s: %(error)s"
 REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
 
 
@@ -343,6 +347,8 @@ class ConsumerServices:
     settler: Settler
     reports: RunReports
     reconciler: Reconciler
+    values: StoredValues | None = None
+    redacts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,8 +405,39 @@ class QueueConsumer:
         self.lifecycle: Lifecycle = Lifecycle()
         self.options: QueueOptions = options or QueueOptions()
         self.scheduler: Scheduler = services.scheduler
+        self._throttle = ErrorThrottle(logger)
         self._settles = services.settler.settles
         self._services = services
+
+    @property
+    def values(self) -> StoredValues | None:
+        """Encodes what is stored, and decodes it; None: the mesh has no codec."""
+        return self._services.values
+
+    def open_run(self, run: Run[Any]) -> None:
+        """Decode the payload of a run, and what its job has saved, by the codec of the mesh.
+
+        Raises:
+            WrongKey: The mesh does not have the key. The task is to go back uncounted, until a worker has it.
+            Undecodable: A value was changed, or is plain and must not be.
+        """
+        if (values := self.values) is None:
+            return
+        try:
+            run.open(values)
+        except WrongKey as error:
+            fields = {"queue": self.queue, "seconds": round(TRY_AGAIN), "error": str(error)}
+            self._throttle.error("", "codec.wrong_key", WRONG_KEY, **fields)
+            raise
+
+    def as_stored(self, error: RemoteError) -> RemoteError:
+        """Return an error as the mesh stores it."""
+        return redacted(error) if self._services.redacts else error
+
+    @property
+    def hides_arguments(self) -> bool:
+        """The mesh has a codec, so names of steps and of jobs of workflows have digests of arguments."""
+        return self._services.values is not None
 
     @property
     def id_suffix(self) -> str:
@@ -661,7 +698,7 @@ class HandlerConsumer(QueueConsumer):
         options: QueueOptions | None = None,
     ) -> None:
         super().__init__(keys, services, policy, share, state, options)
-        self.handler: Handler = handler
+        self.handler: Handler = handler if services.values is None else self._opening(handler)
         self.begun: dict[int, Began] = {}
         self.run_ended: Callable[[Run[Any], bool, object, BaseException | None], None] = services.settler.ended
 
@@ -676,6 +713,29 @@ class HandlerConsumer(QueueConsumer):
         for run in runs:
             start(run)
 
+    def _opening(self, handler: Handler) -> Handler:
+        """Return a handler in front of which the payload of each run, and what its job has saved, are decoded.
+
+        A run whose key this mesh does not have goes back uncounted, until a worker has the key. Of a list, each such call is settled
+        alone.
+        """
+        async def opened(task: bytes) -> object:
+            run = current_run.get()
+            if not run.is_list:
+                self.open_run(run)
+                return await handler(run.task)
+            calls = cast("ListRun", run)
+            for item in tuple(calls.claimed):
+                try:
+                    self.open_run(item)
+                except (WrongKey, Undecodable) as error:
+                    calls.remove(item)
+                    self._services.settler.ended(item, False, None, error)
+            calls.use_tasks()
+            return await handler(task) if calls.claimed else None
+
+        return named_after(handler, opened)
+
     def resume(self, run: Run[Any], ends: Mapping[str, bytes]) -> None:
         """Run a workflow again with the claim that it still holds, because waits of it ended while it was being suspended.
 
@@ -688,10 +748,15 @@ class HandlerConsumer(QueueConsumer):
             self.ended(run)
             return
         assert run.record is not None
-        record = {**run.record.current(), **{name.encode(): value for name, value in ends.items()}}
+        ended = {name.encode(): value for name, value in ends.items()}
+        if self.values is not None:
+            ended = opened_fields(ended, self.values)
+        record = {**run.record.current(), **ended}
         again = self.run_class(
             self, run.registration, run.fence, [part for pair in record.items() for part in pair], monotonic()
         )
+        if run.opened:
+            again.note_opened()
         if run.fence not in self.running:  # its units were freed, because the server had refused the suspension
             self.take(1)
         self.running[run.fence] = again

@@ -148,6 +148,10 @@ class PeerSettings:
     """Set if a test drives this peer. Then schedules fire only when the test moves the clock."""
     relocation: Relocation | None = None
     """Where a test has moved the mesh to, for the worker processes."""
+    values: StoredValues | None = None
+    """Encodes and decodes what is stored; None: the mesh has no codec."""
+    redact_errors: bool = False
+    """Errors are stored without their texts."""
     runs_in: AsyncRunsIn = "loop"
     """Where async handlers run that do not declare it."""
     hosting: Hosting | None = None

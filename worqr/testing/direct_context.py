@@ -12,6 +12,7 @@ import msgspec
 import trio
 
 from worqr.batches import BatchInfo, BatchRef, EndedJob, with_result
+from worqr.codecs import StoredValues
 from worqr.job_options import check_id, encode_options
 from worqr.ops import Child, NotedChild, NotedChildren
 from worqr.peer.context import Context, ListContext, current_context
@@ -31,6 +32,8 @@ class _NoConsumer:
         self.base = ""
         self.id_suffix = ""
         self.policy = Policy()
+        self.values: StoredValues | None = None
+        self.hides_arguments = False
         self.state = state
         self.reported: list[tuple[float | None, str]] = []
         self.extended: list[float] = []
