@@ -13,6 +13,7 @@ import base64
 import hmac
 import zlib
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from worqr.errors import UsageError, WorqrError
@@ -294,6 +295,14 @@ class Sealed(bytes):
     __slots__ = ()
 
 
+_may_read: ContextVar[bool] = ContextVar("worqr.may_read", default=True)
+
+
+def let_read(may: bool, /) -> None:
+    """Note for the present task, and those that it starts, whether it acts for a person who may read payloads."""
+    _may_read.set(may)
+
+
 class StoredValues:
     """Encodes the values that a mesh stores, and decodes them: what the mesh makes of ``codec=`` and ``accept_plain=``.
 
@@ -380,7 +389,11 @@ class StoredValues:
         return found
 
     def readable(self, stored: bytes) -> bytes:
-        """Return the value of stored bytes for people; the bytes themselves if this mesh cannot decode them."""
+        """Return the value of stored bytes for people; the bytes themselves if this mesh cannot decode them, or the person must not
+        read them.
+        """
+        if not _may_read.get():
+            return stored
         try:
             return self.decode(stored)
         except (WrongKey, Undecodable):

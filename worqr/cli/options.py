@@ -203,6 +203,14 @@ class ConnectOptions:
             help="Give up if the server does not respond for this long. A busy machine needs more.",
         ),
     ] = "5s"
+    codec: Annotated[
+        str | None,
+        Parameter(
+            metavar="MODULE:MESH",
+            env_var="WORQR_CODEC",
+            help="Use the codec of this mesh, to show its payloads and to send some. Default: none.",
+        ),
+    ] = None
     who: Annotated[
         str | None,
         Parameter(
@@ -214,14 +222,18 @@ class ConnectOptions:
 
 
 _credentials: list[Credentials] = []
+_codec_of: list[Mesh] = []
 
 
 def use_mesh(mesh: Mesh) -> None:
-    """Let the commands of this process use the server, the prefix and the credentials of a mesh, unless options name others."""
+    """Let the commands of this process use the server, the prefix, the credentials and the codec of a mesh, unless options name
+    others.
+    """
     if mesh.url is not None:
         os.environ["WORQR_URL"] = mesh.url
     os.environ["WORQR_PREFIX"] = mesh.prefix
     _credentials[:] = [] if mesh.credentials is None else [mesh.credentials]
+    _codec_of[:] = [mesh]
 
 
 def mesh_at(connect: ConnectOptions, app: str) -> Mesh:
@@ -234,7 +246,15 @@ def mesh_at(connect: ConnectOptions, app: str) -> Mesh:
     from worqr.mesh import Mesh
 
     patience = parse_duration(connect.patience, "--patience") or 0
-    mesh = Mesh(connect.url, prefix=connect.prefix, app=app, patience=patience)
+    known = _codec_of
+    if connect.codec is not None:
+        from worqr.cli.run import load_mesh
+
+        known = [load_mesh(connect.codec)]
+        if known[0].codec is None:
+            raise InvalidArguments(f"the mesh {connect.codec!r} has no codec: write Mesh(codec=...), or leave out --codec")
+    codec = known[0].codec if known else None
+    mesh = Mesh(connect.url, prefix=connect.prefix, app=app, patience=patience, codec=codec)
     if _credentials and connect.url is None:
         set_server(mesh, url=mesh.url, prefix=mesh.prefix, credentials=_credentials[0])
     return mesh

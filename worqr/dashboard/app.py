@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from worqr.client.client import acting_for
 from worqr.client.connections import EMBEDDED, url_or_default
+from worqr.codecs import let_read
 from worqr.dashboard import (
     api,
     batch_pages,
@@ -353,6 +354,7 @@ class Dashboard:
         seen = (
             viewer.without_acts() if self._read_only else viewer if self._allow_enqueue else viewer.without("enqueue")
         )
+        let_read("payloads" in seen.may)
         given = (self._mesh, self._looks, self._redactor, self._bulk_acts, self._pages.render)
         return Visit(
             seen, *given, root, path, query, functions=self._declarations.functions, by_token=bool(scope.get(BY_TOKEN))
