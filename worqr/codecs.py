@@ -14,7 +14,7 @@ import hmac
 import zlib
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from worqr.errors import UsageError, WorqrError
 from worqr.policy import Retry, Undecodable
@@ -379,7 +379,7 @@ class StoredValues:
                 raise Undecodable("a value was encoded by Compress, not by the codec of this mesh")
             stored = stored[HEADER:]
         try:
-            found: object = self._codec.decode(stored)
+            found = cast("object", self._codec.decode(stored))
         except (WrongKey, Undecodable):
             raise
         except Exception as error:
@@ -389,8 +389,8 @@ class StoredValues:
         return found
 
     def readable(self, stored: bytes) -> bytes:
-        """Return the value of stored bytes for people; the bytes themselves if this mesh cannot decode them, or the person must not
-        read them.
+        """Return the value of stored bytes for people; the bytes themselves if this mesh cannot decode them, or the person must
+        not read them.
         """
         if not _may_read.get():
             return stored

@@ -72,7 +72,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "codec.wrong_key": _event(
         ERROR,
         "a payload was encoded with a key, or a codec, that this mesh does not have; its tasks wait for a worker that has it",
-        "queue seconds error",
+        "queue retry_in error",
     ),
     "task.suspended": _event(
         DEBUG, "a workflow only waits: it holds no slot until one of its waits has ended", "queue job waits"

@@ -188,7 +188,9 @@ def redacted_step(saved: bytes) -> bytes:
         return b"json " + encode_json([[ms, places_of(text)] for ms, text in tracebacks_of(saved).items()])
     kind, space, told = saved.partition(b" ") if saved.startswith(b"failed ") else (b"", b"", saved)
     name, _, *rest = msgspec.json.decode(told)
-    return kind + space + encode_json([name, "", *(places_of(each) if isinstance(each, str) else each for each in rest)])
+    return (
+        kind + space + encode_json([name, "", *(places_of(each) if isinstance(each, str) else each for each in rest)])
+    )
 
 
 def packed_error(stored: bytes) -> RemoteError:

@@ -36,5 +36,5 @@ async def test_a_command_decodes_and_encodes_with_the_codec_of_a_mesh_alone(
         assert b"to bob" in await sealed.queue("mails").tasks()
         assert b"to bob" not in repr(server.client().lrange(f"{prefix}:{{mails}}", 0, -1)).encode()
         answer = await beside("queues", "--codec", "sealed_app:plain")
-        assert (answer.code, "has no codec" in answer.err) == (2, True)
+        assert (answer.code, "no mesh that has a codec" in answer.err) == (2, True)
         await sealed.queue("mails").delete()

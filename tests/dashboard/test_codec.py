@@ -1,6 +1,8 @@
-"""The dashboard of a mesh with a codec: who may read payloads reads them, and nobody else sees more than what has encoded them."""
+"""The dashboard of a mesh with a codec: who may read payloads reads them, all others see what has encoded them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -53,5 +55,6 @@ async def test_a_task_that_is_typed_is_encoded(server: Server, prefix: str) -> N
         site = Site(mesh)
         await site.post("/enqueue", queue="q", payload="typed")
         assert await mesh.queue("q").peek() == b"typed"
+        stored: Any
         [stored] = server.client().lrange(f"{prefix}:{{q}}", 0, -1)
         assert CODEC.decode(stored) == b"typed"

@@ -27,7 +27,17 @@ PAYLOAD = f'{{"value":"{MARK}"}}'.encode()
 ONCE = RetryPolicy(max_failures=1)
 CODEC = Stack([Compress(above=10), Fernet(NEW)])
 pytestmark = pytest.mark.leaves(
-    *("topics", "schedules*", "{*}:failed", "{*}:broken", "{*}:aside*", "{*}:job:*", "{*}:due", "{*}:kept*", "{*}:tag*"),
+    *(
+        "topics",
+        "schedules*",
+        "{*}:failed",
+        "{*}:broken",
+        "{*}:aside*",
+        "{*}:job:*",
+        "{*}:due",
+        "{*}:kept*",
+        "{*}:tag*",
+    ),
     *("{*}:outbox", "{*}:batch*", "{*}:sent:*", "{*}:calls", "{*}:schedule*", "{*}:end*", "{*}:suspended", "{*}"),
 )
 
@@ -102,7 +112,9 @@ class Everywhere:
         await client_of(mesh).producer.dispatch_rows("raw", [({"row": "1" * 32}, MARK.encode())], 0, 60)
         async with mesh.batch(then=self.after.call(MARK), otherwise=self.after.call(MARK)) as batch:
             await batch.dispatch(self.work.call(MARK))
-        await self.work.options(then=self.after.options(delay=60).call(MARK), otherwise=self.after.call(MARK)).dispatch(MARK)
+        await self.work.options(then=self.after.options(delay=60).call(MARK), otherwise=self.after.call(MARK)).dispatch(
+            MARK
+        )
         self.look()
 
 
@@ -247,7 +259,8 @@ async def test_a_changed_result_is_an_error_of_its_reader(new_mesh: NewMesh, ser
         async with other.connect():
             with pytest.raises(WrongKey, match="add that key"):
                 await other.queue("Q1").job(job.id).result()
-        client, (key,) = server.client(), [each for each in dump(server.client(), prefix) if b":result:" in each]
+        client: Any = server.client()
+        (key,) = [each for each in dump(server.client(), prefix) if b":result:" in each]
         client.hset(key, "value", client.hget(key, "value")[:-1] + b"!")
         with pytest.raises(UsageError, match="was changed"):
             await job.result()
@@ -285,7 +298,9 @@ class Odd:
         return b"%d " % self.calls + value[::-1]
 
     def decode(self, stored: bytes, /) -> bytes:
-        return int(stored.split(b" ")[0]) and stored.partition(b" ")[2][::-1]
+        number, _, value = stored.partition(b" ")
+        int(number)
+        return value[::-1]
 
 
 async def test_a_codec_of_the_application_gets_a_header_and_a_fence(new_mesh: NewMesh) -> None:
@@ -339,7 +354,9 @@ async def test_one_call_of_a_list_that_cannot_be_decoded_costs_the_others_nothin
         await queue.delete()
 
 
-async def test_a_claim_by_hand_is_decoded_and_its_result_encoded(sealed: worqr.Mesh, server: Server, prefix: str) -> None:
+async def test_a_claim_by_hand_is_decoded_and_its_result_encoded(
+    sealed: worqr.Mesh, server: Server, prefix: str
+) -> None:
     async with sealed.connect(), sealed.join() as peer:
         job = await sealed.queue("Q1").dispatch(MARK.encode(), result_ttl=60)
         await plain_enqueue(worqr.Mesh(server.url, prefix=prefix), b"plain")

@@ -6,7 +6,9 @@ import getpass
 import json
 import logging
 import os
+import pkgutil
 import re
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -248,16 +250,26 @@ def mesh_at(connect: ConnectOptions, app: str) -> Mesh:
     patience = parse_duration(connect.patience, "--patience") or 0
     known = _codec_of
     if connect.codec is not None:
-        from worqr.cli.run import load_mesh
-
-        known = [load_mesh(connect.codec)]
-        if known[0].codec is None:
-            raise InvalidArguments(f"the mesh {connect.codec!r} has no codec: write Mesh(codec=...), or leave out --codec")
+        known = [_mesh_with_codec(connect.codec)]
     codec = known[0].codec if known else None
     mesh = Mesh(connect.url, prefix=connect.prefix, app=app, patience=patience, codec=codec)
     if _credentials and connect.url is None:
         set_server(mesh, url=mesh.url, prefix=mesh.prefix, credentials=_credentials[0])
     return mesh
+
+
+def _mesh_with_codec(target: str) -> Mesh:
+    """Return the mesh that ``package.module:name`` names, for its codec. Raises InvalidArguments if there is none."""
+    if not {"", os.getcwd()} & {*sys.path}:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = pkgutil.resolve_name(target)
+    except Exception as error:  # the module is the user's
+        why = f"{type(error).__name__}: {error}"
+        raise InvalidArguments(f"--codec {target} cannot be imported ({why}): type package.module:mesh") from None
+    if getattr(found, "codec", None) is None:
+        raise InvalidArguments(f"--codec {target} names no mesh that has a codec: write Mesh(codec=...) there")
+    return found
 
 
 FROM_ENVIRONMENT: Final = ConnectOptions()

@@ -66,8 +66,8 @@ def _as_json(value: object) -> object:
 
 
 def payload_fields(data: bytes) -> dict[str, str]:
-    """Return a payload for JSON: as text if it is UTF-8, else as base64; the field ``encoding`` says which. If a codec has encoded it
-    that this command does not have, ``encoded`` names it.
+    """Return a payload for JSON: as text if it is UTF-8, else as base64; the field ``encoding`` says which. If it is still
+    encoded by a codec, ``encoded`` names that.
     """
     if name := encoded_by(data):
         return {"task": base64.b64encode(data).decode(), "encoding": "base64", "encoded": name}

@@ -19,6 +19,7 @@ from worqr.client.producer import Producer
 from worqr.client.room import RoomChannels
 from worqr.client.shard_directory import ShardDirectory
 from worqr.client.topics import TopicDirectory
+from worqr.codecs import StoredValues
 from worqr.command import Command
 from worqr.embedded import Relocation
 from worqr.errors import UsageError, WorqrError
@@ -60,6 +61,7 @@ class Client:
 
     Attributes:
         settings: the settings of the mesh.
+        values: encodes and decodes what the mesh stores; None: it has no codec.
         declared_shards: the number of shards that this program declared for a queue, by the queue's name.
         connections: the connection of each running loop, and that of plain threads.
         slot_watch: makes the `SlotWatch` of a call that waits for a job of this queue.
@@ -73,6 +75,8 @@ class Client:
 
     def __init__(self, settings: ClientSettings, slot_watch: Callable[[str], SlotWatch]) -> None:
         self.settings = settings
+        codec = settings.codec
+        self.values = None if codec is None else StoredValues(codec, accept_plain=settings.accept_plain)
         self.declared_shards: dict[str, int] = {}
         self.connections: ConnectionRegistry = ConnectionRegistry(settings, self.declared_shards)
         self.slot_watch = slot_watch

@@ -22,7 +22,7 @@ from worqr import ops
 from worqr.child_processes import refuse_while_importing
 from worqr.client.room import RoomChannels
 from worqr.client.shard_directory import ShardDirectory
-from worqr.codecs import Codec, StoredValues
+from worqr.codecs import Codec
 from worqr.embedded import EmbeddedServer, relocated, server_of_parent, shared_server
 from worqr.errors import Unavailable, UsageError
 from worqr.handler_options import HandlerOptions, check_defaults, is_async
@@ -85,8 +85,6 @@ class ClientSettings:
     """Encodes what is stored of values; None: they are stored as they are."""
     accept_plain: bool
     """Values of programs without the codec are taken."""
-    values: StoredValues | None
-    """Uses the codec; None: there is none."""
     redact_errors: bool
     """Errors are stored without their texts."""
 
@@ -123,7 +121,6 @@ class ClientSettings:
         """Set how values and errors are stored. Used once, before any call."""
         self.codec = None if codec is None else _checked_codec(codec)
         self.accept_plain = bool(accept_plain)
-        self.values = None if codec is None else StoredValues(codec, accept_plain=self.accept_plain)
         self.redact_errors = bool(redact_errors)
 
     def _set_server(self, url: str | None, prefix: str, credentials: Credentials | None) -> None:
@@ -142,7 +139,9 @@ def _checked_codec(codec: Codec) -> Codec:
     """Return `codec` if it can encode and decode, else raise UsageError. Its text may have keys, so the error names its type."""
     if isinstance(codec, type) or not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):
         kind = codec.__name__ if isinstance(codec, type) else type(codec).__name__
-        raise UsageError(f"codec must be one of worqr.codecs, as in codec=Fernet(keys), or have encode and decode, not {kind}")
+        raise UsageError(
+            f"codec must be one of worqr.codecs, as in codec=Fernet(keys), or have encode and decode, not {kind}"
+        )
     return codec
 
 

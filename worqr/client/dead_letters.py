@@ -114,7 +114,7 @@ class DeadLetters:
         ]
         if len(shards) > 1:
             found.sort(key=lambda failed: failed.at, reverse=True)
-        values = self._client.settings.values
+        values = self._client.values
         return found[:limit] if values is None else [opened_failed(each, values) for each in found[:limit]]
 
     async def retry(self, *ids: str) -> int:

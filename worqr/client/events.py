@@ -171,7 +171,7 @@ async def events_of(client: Client, queue: QueueKeys, *, ends: bool) -> AsyncGen
     async with AsyncExitStack() as stack:
         stack.enter_context(stream)
         for keys in await client.sharding.shards(queue):
-            decoder = _EventDecoder(queue.display_name, keys, stream.put, client.settings.values)
+            decoder = _EventDecoder(queue.display_name, keys, stream.put, client.values)
             channels = (keys.events_channel, keys.event_ids_channel, *((keys.event_ends_channel,) if ends else ()))
             await stack.enter_async_context(subscribed_to(link, channels, decoder.on_message, decoder.on_subscribed))
         yield stream

@@ -315,8 +315,8 @@ async def send_value(
 ) -> Delivery:
     """Send a value to a workflow; see `Job.send`. `number`, `life`: of a dispatch, of an address; 0: any."""
     encoded = _encoded(check_event(name), value)
-    if client.settings.values is not None:
-        encoded = check_sent(name, client.settings.values.encode_tagged(encoded))
+    if client.values is not None:
+        encoded = check_sent(name, client.values.encode_tagged(encoded))
     request = ops.send_event(keys, id, name, encoded, number=number, life=life, again=again)
     sent = await client.ask(request)
     if sent.status == "none":
@@ -608,7 +608,7 @@ class Job(Generic[R]):
             WrongKey: It has a key that this mesh does not have, or the mesh has no codec.
             UsageError: It was changed, or is plain and must not be.
         """
-        if (values := self._client.settings.values) is None:
+        if (values := self._client.values) is None:
             return value
         try:
             return values.decode(value)

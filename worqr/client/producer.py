@@ -368,18 +368,17 @@ class Producer:
         return sending._changed()
 
     def sealed(self, task: bytes, options: Mapping[str, object] | None = None) -> bytes:
-        """Return a payload as it is stored. Jobs that have an id get the same bytes for equal payloads, because the server compares
+        """Return a payload as it is stored. Jobs that have an id get equal bytes for equal payloads, because the server compares
         those of one id.
 
         Raises:
             UsageError: The codec cannot encode it.
             PayloadTooLarge: It is larger than `max_payload` when it is encoded.
         """
-        settings = self._client.settings
-        if (values := settings.values) is None:
+        if (values := self._client.values) is None:
             return task
         found = values.encode_equal(task) if options and "id" in options else values.encode(task)
-        return check_task(found, settings.max_payload)
+        return check_task(found, self._client.settings.max_payload)
 
     def _note(self, calls: Iterable[Call[Any]]) -> None:
         if self._sent is not None:
@@ -394,7 +393,9 @@ class Producer:
             connection = client.connections.for_current_loop()
             keys = connection.sharding.only_shard(queue) or await connection.sharding.next_shard(queue)
             connection.note_queue(settings, keys.name)
-            request = ops.enqueue(keys, [*map(self.sealed, tasks)] if settings.values else tasks, replicas=settings.replicas)
+            request = ops.enqueue(
+                keys, [*map(self.sealed, tasks)] if client.values else tasks, replicas=settings.replicas
+            )
             return await connection.link.call(request if self._tracing is None else self._traced(request))
         replicas = settings.replicas if given.replicas is None else given.replicas
         chunks = list(in_chunks(tasks, len))
@@ -457,7 +458,7 @@ class Producer:
         if bound is not None:
             bound = await self._client.sharding.max_length_per_shard(keys, bound)
         check_fits(keys, len(tasks), bound, given.wait)
-        stored = [*map(self.sealed, tasks)] if self._client.settings.values else tasks
+        stored = [*map(self.sealed, tasks)] if self._client.values else tasks
 
         def make(waiter: str) -> Command[int]:
             return self._traced(
@@ -505,7 +506,7 @@ class Producer:
         options: dict[str, object] = {"front": given.front, "exists": "raise"}
         if given.max_length is not None:
             options["max_length"] = given.max_length
-        if (values := self._client.settings.values) is not None:
+        if (values := self._client.values) is not None:
             tasks = [Sealed(values.encode_alike(task, "unique=True", equal=True)) for task in tasks]
         ids = [f"sha256:{hashlib.sha256(task).hexdigest()}" for task in tasks]
         keys = await sharding.shard_of_id(queue, ids[0])
@@ -530,7 +531,7 @@ class Producer:
             [options] = await self._hold_follow_ups(keys, [options])
         if "max_length" in options:
             options = await sharding.options_for(keys, options)
-        jobs = with_random_ids([(options, self.sealed(task, options) if self._client.settings.values else task)])
+        jobs = with_random_ids([(options, self.sealed(task, options) if self._client.values else task)])
         return await self._send_jobs(queue, keys, jobs, replicas, wait, results)
 
     async def _send_jobs(
@@ -914,7 +915,7 @@ class Producer:
         jobs: list[NewJob] = []
         for _, call in calls:
             options, wanted = without_replicas(call._options, self._client.settings.replicas)
-            task = self.sealed(call.task, options) if self._client.settings.values else call.task
+            task = self.sealed(call.task, options) if self._client.values else call.task
             jobs.append((await sharding.options_for(keys, options), task))
             replicas = max(replicas, wanted)
         return ops.dispatch_jobs(keys, _waiting_as(with_random_ids(jobs), waiter), replicas=replicas)

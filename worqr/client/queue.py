@@ -246,7 +246,7 @@ class Queue:
         """
         most = min(check_count(limit, "limit"), MAX_LISTED)
         found = interleave([tasks for _, tasks in await self._ask_all(lambda keys: ops.list_tasks(keys, most))], most)
-        values = self._client.settings.values
+        values = self._client.values
         return found if values is None else [values.readable(task) for task in found]
 
     async def running(self, limit: int = MAX_ITEMS, *, worker: str = "") -> list[TaskInfo]:
@@ -323,17 +323,17 @@ class Queue:
 
     def _opened_infos(self, found: list[TaskInfo]) -> list[TaskInfo]:
         """Return tasks of a list, with their payloads decoded if they are whole and the codec of the mesh can do that."""
-        values = self._client.settings.values
+        values = self._client.values
         return found if values is None else [opened_info(info, values) for info in found]
 
     def _opened(self, task: bytes | None) -> bytes | None:
         """Return a payload for people, decoded if the codec of the mesh can do that."""
-        values = self._client.settings.values
+        values = self._client.values
         return task if values is None or task is None else values.readable(task)
 
     def _stored_as(self, task: bytes, what: str) -> bytes:
         """Return the bytes as which a payload is stored. Raises UsageError if they are others each time."""
-        values = self._client.settings.values
+        values = self._client.values
         return task if values is None else values.encode_alike(task, what)
 
     async def info(self) -> QueueInfo:
@@ -837,7 +837,7 @@ class Queue:
         keys = await self._client.sharding.shard_of_id(self._keys, check_id(id, generated=True))
         whole = await self._client.ask(ops.read_payload(keys, id)) if payload else None
         found = job_record(keys, id, await self._client.ask(ops.read_job(keys, id)), whole)
-        values = self._client.settings.values
+        values = self._client.values
         return found if values is None else opened_record(found, values)
 
     async def payload(self, id: str | None = None, *, claim: str | None = None) -> bytes | None:

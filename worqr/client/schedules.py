@@ -266,7 +266,7 @@ class ScheduleControls:
         elif definition.workflow:
             options = {"workflow": True} | ({"lifetime": str(definition.lifetime_ms)} if definition.lifetime_ms else {})
         options = {**options, "id": definition.job, "exists": "skip", "by_hand": True}
-        if self._client.settings.values is not None:
+        if self._client.values is not None:
             task = Sealed(task)
         return await self._client.producer.dispatch_task(keys, task, options)
 

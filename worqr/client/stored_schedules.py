@@ -264,7 +264,7 @@ class StoredSchedules(ScheduleControls):
         rows, lines = (await self._stored_rows(check_text(prefix, "prefix")))[0], list[str]()
         for row, stored in await self._calls_of(rows):
             if stored is not None:
-                lines.append(_Line.of(StoredCall.decode(stored[1]), self._client.settings.values, paused=row.paused).text)
+                lines.append(_Line.of(StoredCall.decode(stored[1]), self._client.values, paused=row.paused).text)
         return lines
 
     async def import_schedules(self, lines: Iterable[str]) -> AppliedSchedules:
@@ -587,8 +587,8 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
 
 def sealed_task(client: Client, task: bytes) -> bytes:
-    """Return the payload of a schedule as it is stored. Equal payloads are equal bytes, so that an unchanged schedule is known."""
-    values = client.settings.values
+    """Return the payload of a schedule as it is stored. Equal payloads are equal bytes, so an unchanged schedule is known."""
+    values = client.values
     return task if values is None else values.encode_equal(task)
 
 

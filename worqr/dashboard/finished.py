@@ -68,5 +68,5 @@ async def result_of(visit: Visit, queue: Queue, id: str) -> bytes | None:
     kind, value = reply.values[:2] if reply.status == "finished" else (b"none", b"")
     if kind == b"none" or value is None:
         return None
-    values = client.settings.values
+    values = client.values
     return value if values is None else values.readable(value)

@@ -227,7 +227,7 @@ class Declarations:
         Raises:
             UsageError: The encoded payload is too large.
         """
-        values = None if self.client is None else self.client.settings.values
+        values = None if self.client is None else self.client.values
         if values is None:
             return definition
         found = replace(definition, task=values.encode_equal(definition.task))

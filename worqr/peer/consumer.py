@@ -39,8 +39,8 @@ from worqr.limits import DECLARES_NOTHING, NO_RULES
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Child, NotedChildren, StartReply
-from worqr.peer.executors.offloaded import Handler, named_after
 from worqr.peer.error_throttle import ErrorThrottle
+from worqr.peer.executors.offloaded import Handler, named_after
 from worqr.peer.run import PolicyFields, Run, Save, current_run, opened_fields
 from worqr.peer.scheduler import ClaimRequest, Scheduler, Share
 from worqr.peer.task_log import Began, note_started
@@ -332,7 +332,7 @@ UNREADABLE = (
     "queue %(queue)r, claim %(claim)d: the record of the job cannot be read: %(error)s; "
     "it is in the dead-letter queue: worqr undecodable %(queue)r"
 )
-WRONG_KEY = "queue %(queue)r: its tasks wait, and are tried again every %(seconds)d s: %(error)s"
+WRONG_KEY = "queue %(queue)r: its tasks wait, and are tried again every %(retry_in)d s: %(error)s"
 REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
 
 
@@ -426,7 +426,7 @@ class QueueConsumer:
         try:
             run.open(values)
         except WrongKey as error:
-            fields = {"queue": self.queue, "seconds": round(TRY_AGAIN), "error": str(error)}
+            fields = {"queue": self.queue, "retry_in": round(TRY_AGAIN), "error": str(error)}
             self._throttle.error("", "codec.wrong_key", WRONG_KEY, **fields)
             raise
 
@@ -716,9 +716,10 @@ class HandlerConsumer(QueueConsumer):
     def _opening(self, handler: Handler) -> Handler:
         """Return a handler in front of which the payload of each run, and what its job has saved, are decoded.
 
-        A run whose key this mesh does not have goes back uncounted, until a worker has the key. Of a list, each such call is settled
-        alone.
+        A run whose key this mesh does not have goes back uncounted, until a worker has the key. Of a list, each such call is
+        settled alone.
         """
+
         async def opened(task: bytes) -> object:
             run = current_run.get()
             if not run.is_list:

@@ -129,8 +129,8 @@ class Flow:
         return key if number == 1 else f"{key} #{number}"
 
     def must_hide(self, key: str) -> bool:
-        """Return True if arguments in the name of a call must not be stored: the mesh has a codec. A job that began without one goes
-        on with the names that it has.
+        """Return True if arguments in the name of a call must not be stored, because the mesh has a codec. A job that began
+        without one goes on with the names that it has.
         """
         return self.run.host.hides_arguments and not self._state.has(key)
 

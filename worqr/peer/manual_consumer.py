@@ -99,7 +99,9 @@ class Claim(Context):
             raise self._settled_error()
         if result is not None and not isinstance(result, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"a result must be bytes or None, not {type(result).__name__}")
-        lost = await self._owner.finish([self], {self.fence: encode_result(result, self._owner.max_result, self._owner.values)})
+        lost = await self._owner.finish(
+            [self], {self.fence: encode_result(result, self._owner.max_result, self._owner.values)}
+        )
         if lost:
             raise ClaimLost(f"{self!r} was lost before it was finished: it runs or ran elsewhere")
 

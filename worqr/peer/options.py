@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from worqr.client.shard_directory import ShardDirectory
 from worqr.client.topics import Subscribed
+from worqr.codecs import StoredValues
 from worqr.cron import Definition
 from worqr.embedded import Relocation
 from worqr.errors import UsageError, did_you_mean
