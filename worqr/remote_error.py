@@ -179,7 +179,7 @@ def redacted(error: RemoteError) -> RemoteError:
 
 def places_of(traceback: str) -> str:
     """Return the lines of a traceback that name places."""
-    return "".join(f"{line}\n" for line in _PLACE.findall(traceback.partition("\nstderr:")[0]))
+    return "".join(f"{line}\n" for line in _PLACE.findall(f"\n{traceback}".partition("\nstderr:")[0]))
 
 
 def redacted_step(saved: bytes) -> bytes:

@@ -26,7 +26,8 @@ async def handler(task: bytes) -> str:
 
 async def test_payloads_and_results_are_decoded_for_viewers_who_may_read_them(server: Server, prefix: str) -> None:
     mesh = worqr.Mesh(server.url, prefix=prefix, codec=CODEC)
-    pages = {"/job": {"queue": "q", "id": "good"}, "/queue": {"name": "q", "tab": "failed"}}
+    tabs = [("/queue", {"name": "q", "tab": tab}) for tab in ("waiting", "failed", "kept")]
+    pages = [("/job", {"queue": "q", "id": "good"}), *tabs]
     async with mesh.connect():
         queue = mesh.queue("q")
         async with serving(mesh, "q", handler):
@@ -34,15 +35,16 @@ async def test_payloads_and_results_are_decoded_for_viewers_who_may_read_them(se
             with pytest.raises(worqr.JobFailed):
                 await (await queue.dispatch(b"a payload that fails", id="bad", keep=worqr.Keep())).result(timeout=30)
         await queue.dispatch(b"a payload", id="later", delay=600)
+        await queue.enqueue(b"a payload")
         site, stranger = Site(mesh), Site(worqr.Mesh(server.url, prefix=prefix))
-        for path, query in pages.items():
+        for path, query in pages:
             assert "a payload" in (page := (await site.get(path, **query)).text)
             assert "encoded (" not in page
         assert "a result" in (await site.get("/job", queue="q", id="good")).text
         assert (await site.get("/payload", queue="q", id="good")).content == b"a payload"
         site.viewer = operator("bob")
         for each in (site, stranger):
-            for path, query in pages.items():
+            for path, query in pages:
                 page = (await each.get(path, **query)).text
                 assert "a payload" not in page
                 assert "encoded (Fernet, key " in page

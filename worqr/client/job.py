@@ -96,6 +96,12 @@ def opened_record(record: JobRecord, values: StoredValues) -> JobRecord:
     return replace(record, task=task, size=size, blocked=blocked, dead_letters=letters)
 
 
+def opened_infos(client: Client, infos: list[TaskInfo]) -> list[TaskInfo]:
+    """Return the tasks of a list, with their payloads decoded as in `opened_record`."""
+    values = client.values
+    return infos if values is None else [opened_info(info, values) for info in infos]
+
+
 def opened_info(info: TaskInfo, values: StoredValues) -> TaskInfo:
     """Return a task of a list, with its payload decoded as in `opened_record`."""
     task, size = opened_payload(info.task, info.size, values)
@@ -587,7 +593,9 @@ class Job(Generic[R]):
     def _value(self, found: ResultReply) -> R:
         if found.status == "finished":
             kind, value = text(found.values[0] or b""), found.values[1] or b""
-            return cast("R", self._decode(kind, value if kind == "none" else self._opened(value)))
+            return cast(
+                "R", self._decode(kind, value if kind == "none" or self._client.values is None else self._opened(value))
+            )
         texts = [b"" if fact is None else fact for fact in found.values]
         if found.status == "failed":
             kind, message, traceback, fields = (fact.decode("utf-8", "replace") for fact in texts)

@@ -43,7 +43,7 @@ from worqr.client.inspection import (
     merge_queue_info,
     read_history,
 )
-from worqr.client.job import Job, job_record, opened_info, opened_record
+from worqr.client.job import Job, job_record, opened_infos, opened_record
 from worqr.client.notifications import cancel_and_wait, sleep
 from worqr.client.producer import Call
 from worqr.client.sync import sending, sent_by
@@ -264,7 +264,7 @@ class Queue:
         """
         most, shards = min(check_count(limit, "limit"), MAX_LISTED), await self._client.sharding.shards(self._keys)
         found = await longest_running(self._client, shards, most, worker=check_text(worker, "worker"))
-        return self._opened_infos([info for _, info in found])
+        return opened_infos(self._client, [info for _, info in found])
 
     async def jobs(
         self,
@@ -319,12 +319,7 @@ class Queue:
             found = await list_active(self._client, shards, most, after)
         else:
             found = await list_jobs(self._client, shards, cast("NotRunning", state), most, after, newest=newest)
-        return self._opened_infos(found)
-
-    def _opened_infos(self, found: list[TaskInfo]) -> list[TaskInfo]:
-        """Return tasks of a list, with their payloads decoded if they are whole and the codec of the mesh can do that."""
-        values = self._client.values
-        return found if values is None else [opened_info(info, values) for info in found]
+        return opened_infos(self._client, found)
 
     def _opened(self, task: bytes | None) -> bytes | None:
         """Return a payload for people, decoded if the codec of the mesh can do that."""

@@ -332,6 +332,8 @@ UNREADABLE = (
     "queue %(queue)r, claim %(claim)d: the record of the job cannot be read: %(error)s; "
     "it is in the dead-letter queue: worqr undecodable %(queue)r"
 )
+LARGE = 256 * 1024
+"""Bytes of a payload that is decoded in a thread: on the event loop, it would delay all others."""
 WRONG_KEY = "queue %(queue)r: its tasks wait, and are tried again every %(retry_in)d s: %(error)s"
 REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
 
@@ -405,14 +407,11 @@ class QueueConsumer:
         self.lifecycle: Lifecycle = Lifecycle()
         self.options: QueueOptions = options or QueueOptions()
         self.scheduler: Scheduler = services.scheduler
+        self.values: StoredValues | None = services.values
+        self.hides_arguments: bool = services.values is not None
         self._throttle = ErrorThrottle(logger)
         self._settles = services.settler.settles
         self._services = services
-
-    @property
-    def values(self) -> StoredValues | None:
-        """Encodes what is stored, and decodes it; None: the mesh has no codec."""
-        return self._services.values
 
     def open_run(self, run: Run[Any]) -> None:
         """Decode the payload of a run, and what its job has saved, by the codec of the mesh.
@@ -433,11 +432,6 @@ class QueueConsumer:
     def as_stored(self, error: RemoteError) -> RemoteError:
         """Return an error as the mesh stores it."""
         return redacted(error) if self._services.redacts else error
-
-    @property
-    def hides_arguments(self) -> bool:
-        """The mesh has a codec, so names of steps and of jobs of workflows have digests of arguments."""
-        return self._services.values is not None
 
     @property
     def id_suffix(self) -> str:
@@ -720,15 +714,21 @@ class HandlerConsumer(QueueConsumer):
         settled alone.
         """
 
+        async def open_one(run: Run[Any]) -> None:
+            if len(run.task) < LARGE:
+                self.open_run(run)
+            else:
+                await trio.to_thread.run_sync(self.open_run, run)
+
         async def opened(task: bytes) -> object:
             run = current_run.get()
             if not run.is_list:
-                self.open_run(run)
+                await open_one(run)
                 return await handler(run.task)
             calls = cast("ListRun", run)
             for item in tuple(calls.claimed):
                 try:
-                    self.open_run(item)
+                    await open_one(item)
                 except (WrongKey, Undecodable) as error:
                     calls.remove(item)
                     self._services.settler.ended(item, False, None, error)
