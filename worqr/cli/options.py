@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 from cyclopts import Parameter
 
@@ -269,7 +269,7 @@ def _mesh_with_codec(target: str) -> Mesh:
         raise InvalidArguments(f"--codec {target} cannot be imported ({why}): type package.module:mesh") from None
     if getattr(found, "codec", None) is None:
         raise InvalidArguments(f"--codec {target} names no mesh that has a codec: write Mesh(codec=...) there")
-    return found
+    return cast("Mesh", found)
 
 
 FROM_ENVIRONMENT: Final = ConnectOptions()
