@@ -283,7 +283,7 @@ class StoredSchedules(ScheduleControls):
         plans, paused = dict[str, _Plan](), set[str]()
         for number, text in enumerate(lines, 1):
             if text.strip():
-                plan, is_paused = _Line.read(text, number, self._client)
+                plan, is_paused = _Line.read(text, number, self._client.values)
                 plans[plan.definition.name] = plan
                 paused |= {plan.definition.name} if is_paused else set()
         keys, rows = self._registry, list[ScheduleRow]()
@@ -504,7 +504,7 @@ class _Plan:
         if not isinstance(call, Call):
             raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
         options = _options_of(client.producer.prepared(cast("Any", call)))
-        return _Plan.made(name, call.queue, options, sealed_task(client, call.task), given, client.who)
+        return _Plan.made(name, call.queue, options, sealed_task(client.values, call.task), given, client.who)
 
     @staticmethod
     def made(
@@ -542,7 +542,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     paused: bool = False
 
     @staticmethod
-    def of(stored: StoredCall, values: StoredValues | None, *, paused: bool) -> _Line:
+    def of(stored: StoredCall, values: StoredValues | None = None, *, paused: bool) -> _Line:
         """Return the line of a schedule; with its payload as it is stored if the codec of the mesh cannot decode it."""
         task, as_json = stored.task if values is None else values.readable(stored.task), b""
         with suppress(ValueError):
@@ -566,7 +566,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         return msgspec.json.encode(self).decode()
 
     @staticmethod
-    def read(text: str, number: int, client: Client) -> tuple[_Plan, bool]:
+    def read(text: str, number: int, values: StoredValues | None = None) -> tuple[_Plan, bool]:
         """Return the schedule of a line, and whether it is paused. Raises UsageError, with the number of the line."""
         try:
             line = msgspec.json.decode(text, type=_Line)
@@ -580,15 +580,14 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
                 raise UsageError("a schedule takes cron or every_ms, and not both")
             Trigger(times)
             task = bytes(line.payload) if line.payload else line.payload_base64
-            task = task if encoded_by(task) else sealed_task(client, task)
+            task = task if encoded_by(task) else sealed_task(values, task)
             return _Plan.checked(StoredCall(dict(sorted(line.options.items())), task, times)), line.paused
         except (msgspec.MsgspecError, UnicodeError, RecursionError, UsageError) as error:
             raise UsageError(f"line {number} is no exported schedule: {error}") from None
 
 
-def sealed_task(client: Client, task: bytes) -> bytes:
+def sealed_task(values: StoredValues | None, task: bytes) -> bytes:
     """Return the payload of a schedule as it is stored. Equal payloads are equal bytes, so an unchanged schedule is known."""
-    values = client.values
     return task if values is None else values.encode_equal(task)
 
 
