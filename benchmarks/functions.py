@@ -12,12 +12,14 @@ import worqr
 from benchmarks.loads import CALLERS, CONCURRENCY, Countdown, drain, put_in
 from benchmarks.measuring import Bar, Plan, Row, Table, in_turn
 from benchmarks.server import bare
+from worqr.codecs import Codec, Compress, Fernet, Signed
 from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
 
 ORDER = UUID("7f8ad1cf-95b5-4cf7-8b0d-6a6f17a6cf5e")
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 BODY = "b" * 40
+KEY = b"b1Yx5rkyEFXDoTxFxGN1sAFZoqRGoeYbNSDxhqRhD-k="
 
 
 @dataclass
@@ -32,8 +34,8 @@ class Order:
 class Functions:
     """The functions of one mesh, each of which ends a drain when it was called often enough."""
 
-    def __init__(self, server: EmbeddedServer) -> None:
-        self.mesh = worqr.Mesh(server.url)
+    def __init__(self, server: EmbeddedServer, codec: Codec | None = None) -> None:
+        self.mesh = worqr.Mesh(server.url, codec=codec)
         self.client = bare(server)
         self.ran = Countdown(0)
 
@@ -111,7 +113,15 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
         partial(functions.many, count),
         partial(functions.many, count, raw=True),
     )
+    codecs = {"Signed": Signed(KEY), "Fernet": Fernet(KEY), "Compress": Compress()}
+    sealed = [Functions(server, codec) for codec in codecs.values()]
+    none, *coded = await in_turn(plan.runs, *(partial(each.drain, "job", count) for each in (functions, *sealed)))
     return [
+        Table(
+            "functions: calls dispatched with a result, by the codec of their mesh",
+            "the same without a codec, in turn",
+            [Row(name, "jobs/s", found, none) for name, found in zip(codecs, coded, strict=True)],
+        ),
         Table(
             f"functions: typed calls drained, one process, concurrency {CONCURRENCY}, from joining to the last call",
             "raw tasks of the same bytes with a handler of bytes, in turn",

@@ -18,6 +18,7 @@ import msgspec
 import msgspec.inspect
 
 from worqr.arrival import Changed, Check, arrival_of
+from worqr.codecs import check_not_encoded
 from worqr.errors import UsageError, did_you_mean
 from worqr.policy import Undecodable
 from worqr.validation import encode_json, is_model, name_of
@@ -315,6 +316,7 @@ class ArgumentCodec:
 
         Raises:
             Undecodable: it is not JSON, or not of these types.
+            WrongKey: it is encoded, and this mesh has no codec.
         """
         codec = self._codec or self.ready()
         try:
@@ -322,6 +324,7 @@ class ArgumentCodec:
         except MemoryError:
             raise  # the payload may be valid
         except Exception as error:  # an error of msgspec, or of a type with its own checks
+            check_not_encoded(task)
             raise Undecodable(f"{self.name}: {type(error).__name__}: {error}{_remedy(error)}") from error
         if self.payload_is_argument:
             return (value,), {}
@@ -344,6 +347,7 @@ class ArgumentCodec:
                 return msgspec.convert(value, codec.result)
             return codec.decode_result(b"null" if kind == "none" else value)
         except Exception as error:
+            check_not_encoded(value)
             raise UsageError(
                 f"{self.name}: the result is not what it is said to return ({error}): it returned something else, or "
                 "another version of it ran"

@@ -1,4 +1,6 @@
-"""Codecs for bytes that your program stores: `Fernet` encrypts, `Signed` signs, `Compress` compresses, `Stack` joins them. Pure.
+"""Codecs of stored values: `Fernet` encrypts, `Signed` signs, `Compress` compresses, `Stack` joins them. Pure.
+
+``Mesh(codec=...)`` encodes and decodes by `StoredValues`, its only user of a codec; programs may also call a codec by hand.
 
 An encoded value begins with a header of four bytes: 0xC1, a letter for the codec, and two bytes for the key. 0xC1 is in no UTF-8
 text, so JSON never begins with it. The bytes for the key let keys rotate: the first key of a list encodes, and all of them
@@ -10,8 +12,9 @@ from __future__ import annotations
 import base64
 import hmac
 import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from worqr.errors import UsageError, WorqrError
 from worqr.policy import Retry, Undecodable
@@ -37,10 +40,16 @@ MAX_DECODED: Final = 64 * 1024 * 1024
 """Bytes of a value that `Compress` decodes: four times the default of ``Mesh(max_payload=...)``."""
 ZLIB: Final = b"\xc1Z\0\0"
 """The header of `Compress`, which has no key."""
-KEYED: Final = {b"F": "Fernet", b"S": "Signed"}
-"""The letters of the codecs with keys."""
+KEYED: Final = {b"F": "Fernet", b"S": "Signed", b"X": "another codec"}
+"""The letters of headers that no other codec decodes."""
 KEY_LABEL: Final = b"worqr key"
 """What a key signs; the first two bytes of the signature name the key in headers."""
+OWN: Final = b"\xc1X\0\0"
+"""The header of a codec that is not of this module."""
+NAMES: Final = {b"F": "Fernet", b"S": "Signed", b"Z": "Compress", b"X": "another codec"}
+"""The letters of all headers."""
+EQUAL_LABEL: Final = b"worqr equal"
+"""What a key signs, with a value, for the start of its deterministic encryption."""
 CHANGED: Final = "a value was changed after it was encoded, or is damaged"
 TRY_AGAIN: Final = 30.0
 """Seconds until a task with an unknown key runs again. A program with the right key needs about that long to start."""
@@ -98,11 +107,24 @@ class Fernet:
                 "a key of Fernet must be 32 bytes in URL-safe base64: make one with `Fernet.generate_key()` of cryptography"
             ) from None
         self._ring: _Ring[Cipher] = _Ring("Fernet", b"F", given, ciphers, accept_plain=accept_plain)
+        self._first_key = given[0]
 
     def encode(self, value: bytes, /) -> bytes:
         """Return the encrypted value."""
         header, cipher = self._ring.first
         return header + base64.urlsafe_b64decode(cipher.encrypt(value))
+
+    def encode_equal(self, value: bytes, /) -> bytes:
+        """Return the encrypted value, which is the same for equal values: its initialisation vector is a keyed digest of it."""
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+        from cryptography.hazmat.primitives.padding import PKCS7
+
+        key = base64.urlsafe_b64decode(self._first_key)
+        start = hmac.digest(self._first_key, EQUAL_LABEL + value, "sha256")[:16]
+        padder, cipher = PKCS7(128).padder(), Cipher(algorithms.AES(key[16:]), modes.CBC(start)).encryptor()
+        padded = padder.update(value) + padder.finalize()
+        token = b"\x80" + bytes(8) + start + cipher.update(padded) + cipher.finalize()
+        return self._ring.first[0] + token + hmac.digest(key[:16], token, "sha256")
 
     def decode(self, stored: bytes, /) -> bytes:
         """Return the decrypted value.
@@ -244,6 +266,17 @@ class Stack:
             value = codec.encode(value)
         return value
 
+    def encode_equal(self, value: bytes, /) -> bytes:
+        """Return the value, encoded by each codec; the same for equal values, if the codecs can do that."""
+        for codec in self._codecs:
+            value = _equal(codec)(value)
+        return value
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """The codecs, in the order in which they encode."""
+        return self._codecs
+
     def decode(self, stored: bytes, /) -> bytes:
         """Return the value, decoded by each codec, the last one first.
 
@@ -254,6 +287,154 @@ class Stack:
         for codec in reversed(self._codecs):
             stored = codec.decode(stored)
         return stored
+
+
+class Sealed(bytes):
+    """Bytes that are encoded already, as another part of the mesh has stored them: they are sent unchanged."""
+
+    __slots__ = ()
+
+
+_may_read: ContextVar[bool] = ContextVar("worqr.may_read", default=True)
+
+
+def let_read(may: bool, /) -> None:
+    """Note for the present task, and those that it starts, whether it acts for a person who may read payloads."""
+    _may_read.set(may)
+
+
+class StoredValues:
+    """Encodes the values that a mesh stores, and decodes them: what the mesh makes of ``codec=`` and ``accept_plain=``.
+
+    Whatever a codec of the application raises, one value is refused, and nothing else happens.
+    """
+
+    def __init__(self, codec: Codec, *, accept_plain: bool) -> None:
+        parts = codec.codecs if isinstance(codec, Stack) else (codec,)
+        self._codec = codec
+        self._frames = not all(isinstance(each, Fernet | Signed | Compress) for each in parts)
+        self._takes_plain = accept_plain or all(isinstance(each, Compress) for each in parts)
+
+    def encode(self, value: bytes) -> bytes:
+        """Return the bytes to store.
+
+        Raises:
+            UsageError: The codec cannot encode the value.
+        """
+        return self._encoded(value, self._codec.encode)
+
+    def encode_equal(self, value: bytes) -> bytes:
+        """Return the bytes to store, which are the same for equal values if the codec can do that.
+
+        Raises:
+            UsageError: The codec cannot encode the value.
+        """
+        return self._encoded(value, _equal(self._codec))
+
+    def encode_alike(self, value: bytes, what: str, *, equal: bool = False) -> bytes:
+        """Return the bytes as which a value is stored each time.
+
+        Raises:
+            UsageError: They are others each time, so `what` cannot compare them.
+        """
+        encode = self.encode_equal if equal else self.encode
+        found = encode(value)
+        if found != encode(value):
+            raise UsageError(
+                f"{what} compares payloads, and the codec of this mesh gives equal payloads other bytes each time: use the id "
+                "of the job"
+            )
+        return found
+
+    def _encoded(self, value: bytes, encode: Callable[[bytes], object]) -> bytes:
+        if type(value) is Sealed:
+            return bytes(value)
+        try:
+            found = encode(value)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(f"the codec of this mesh cannot encode a value: {type(error).__name__}") from error
+        if not isinstance(found, bytes):
+            raise UsageError(f"the codec of this mesh must encode to bytes, not {type(found).__name__}")
+        return OWN + found if self._frames else found
+
+    def decode(self, stored: bytes) -> bytes:
+        """Return the value of stored bytes.
+
+        Raises:
+            WrongKey: It was encoded with a key, or a codec, that this mesh does not have.
+            Undecodable: It was changed; or it is plain, and `accept_plain` is False.
+        """
+        if stored[:1] != ZLIB[:1]:
+            if self._takes_plain:
+                return stored
+            raise Undecodable(
+                "a value was stored without the codec of this mesh: if it is of a program that you trust, pass "
+                "Mesh(accept_plain=True)"
+            )
+        if self._frames:
+            if not stored.startswith(OWN):
+                _check_other(stored, "the codec of this mesh")
+                raise Undecodable("a value was encoded by Compress, not by the codec of this mesh")
+            stored = stored[HEADER:]
+        try:
+            found = cast("object", self._codec.decode(stored))
+        except (WrongKey, Undecodable):
+            raise
+        except Exception as error:
+            raise Undecodable(f"the codec of this mesh cannot decode a value: {type(error).__name__}") from error
+        if not isinstance(found, bytes):
+            raise Undecodable(f"the codec of this mesh must decode to bytes, not {type(found).__name__}")
+        return found
+
+    def readable(self, stored: bytes) -> bytes:
+        """Return the value of stored bytes for people; the bytes themselves if this mesh cannot decode them, or the person must
+        not read them.
+        """
+        if not _may_read.get():
+            return stored
+        try:
+            return self.decode(stored)
+        except (WrongKey, Undecodable):
+            return stored
+
+    def decode_tagged(self, stored: bytes) -> bytes:
+        """Return what `encode_tagged` was given. Raises as `decode`."""
+        kind, space, value = stored.partition(b" ")
+        return kind + space + self.decode(value) if _has_value(kind) else stored
+
+    def encode_tagged(self, value: bytes) -> bytes:
+        """Return a value with its kind in front, encoded without its kind. ``none`` and ``failed`` have no value."""
+        kind, space, rest = value.partition(b" ")
+        return kind + space + self.encode(rest) if _has_value(kind) else value
+
+
+def encoded_by(stored: bytes) -> str:
+    """Return which codec and key have encoded stored bytes last, by their header: ``Fernet, key ab12``. Empty: they are plain."""
+    name = NAMES.get(stored[1:2]) if stored[:1] == ZLIB[:1] and len(stored) >= HEADER else None
+    if name is None:
+        return ""
+    return name if stored[2:HEADER] == b"\0\0" else f"{name}, key {stored[2:HEADER].hex()}"
+
+
+def check_not_encoded(stored: bytes) -> None:
+    """Raise WrongKey if a program without a codec is about to read bytes that a codec has encoded."""
+    if name := encoded_by(stored):
+        raise WrongKey(
+            f"a value is encoded ({name}), and this mesh has no codec: give it that of the program that stored the value, as "
+            "in Mesh(codec=...)"
+        )
+
+
+def _has_value(kind: bytes) -> bool:
+    """Return True for the kinds in front of a value: ``bytes``, ``json``, and ``json-`` with the mark of a type."""
+    return kind == b"bytes" or kind[:4] == b"json"
+
+
+def _equal(codec: Codec) -> Callable[[bytes], bytes]:
+    """Return how a codec encodes equal values to equal bytes; as far as it can."""
+    return getattr(codec, "encode_equal", codec.encode)
 
 
 class _Ring(Generic[K]):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
+from worqr.codecs import encoded_by
+
 _NAMED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -36,5 +38,7 @@ def _escaped(character: str) -> str:
 
 
 def escape_bytes(data: bytes) -> str:
-    """Return a payload as text, with escapes for bytes that are not UTF-8."""
+    """Return a payload as text, with escapes for bytes that are not UTF-8. Of one that is encoded, return by what."""
+    if name := encoded_by(data):
+        return f"encoded ({name})"
     return escape(data.decode("utf-8", "backslashreplace"))

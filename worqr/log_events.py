@@ -69,6 +69,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "a payload or a job's record cannot be read, or a handler raised `Undecodable`; the task is kept in `queue.undecodable`",
         f"{_RUN} claim error traceback",
     ),
+    "codec.wrong_key": _event(
+        ERROR,
+        "a payload was encoded with a key, or a codec, that this mesh does not have; its tasks wait for a worker that has it",
+        "queue retry_in error",
+    ),
     "task.suspended": _event(
         DEBUG, "a workflow only waits: it holds no slot until one of its waits has ended", "queue job waits"
     ),

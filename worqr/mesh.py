@@ -21,6 +21,7 @@ from worqr.client.queue import Queue
 from worqr.client.stored_schedules import StoredSchedules
 from worqr.client.sync import sending, sent_by
 from worqr.client.topics import Topics
+from worqr.codecs import Codec
 from worqr.cron import Definition
 from worqr.foreign import MESH_ATTRIBUTES, explain_options, no_such_attribute
 from worqr.functions.registry import Declarations, Registry
@@ -93,6 +94,10 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             function's own options come first.
         send_middleware: Plain functions ``def middleware(sending: worqr.Sending) -> None``, called in order for each call that
             this program sends. They may give it `meta`, a lane and more, or raise.
+        codec: Encodes what is stored of values: payloads, results, saved state, events and more. One of `worqr.codecs`, or an
+            object with `encode` and `decode`, which is called in any thread. None: values are stored as they are.
+        accept_plain: Take values of programs without the codec. False: their tasks are undecodable. Without a codec, no effect.
+        redact_errors: Store of errors only their types and places, without texts.
 
     Raises:
         UsageError: An argument is not valid.
@@ -121,11 +126,15 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         history_queues: int = HISTORY_QUEUES,
         defaults: HandlerOptions | None = None,
         send_middleware: Collection[SendMiddleware] = (),
+        codec: Codec | None = None,
+        accept_plain: bool = True,
+        redact_errors: bool = False,
     ) -> None:
         ClientSettings.__init__(
             self, url, credentials, prefix, app, patience, keepalive, max_payload, replicas, tracing
         )
         self._set_calls(defaults, send_middleware)
+        self._set_values(codec, accept_plain, redact_errors)
         WorkerSettings.__init__(  # pyright: ignore[reportUnknownMemberType] - it does not infer S
             self, block_limit, lifespan, asyncio_lifespan, middleware, runs_in, around_thread, process_lifespan
         )
@@ -431,6 +440,8 @@ def side_mesh(mesh: Mesh[Any], app: str, patience: float, url: str | None = None
         app=app,
         patience=min(mesh.patience, patience),
         credentials=credentials,
+        codec=mesh.codec,
+        accept_plain=mesh.accept_plain,
     )
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date, time, timedelta
@@ -166,6 +167,30 @@ def _subject(error: BaseException) -> tuple[BaseException, int]:
 def error_from_text(type: str, message: str) -> RemoteError:
     """Return an error with this type and message, which no code raised."""
     return RemoteError(type, clean_text(message)[:LONGEST_MESSAGE], "")
+
+
+_PLACE: Final = re.compile(r'^ *File ".*", line \d+.*$', re.MULTILINE)
+
+
+def redacted(error: RemoteError) -> RemoteError:
+    """Return an error without its texts: its type, and the places of its traceback."""
+    return RemoteError(error.type, "", places_of(error.traceback))
+
+
+def places_of(traceback: str) -> str:
+    """Return the lines of a traceback that name places."""
+    return "".join(f"{line}\n" for line in _PLACE.findall(f"\n{traceback}".partition("\nstderr:")[0]))
+
+
+def redacted_step(saved: bytes) -> bytes:
+    """Return what is saved of an error of a step without its texts: ``failed`` and its error, a failed try, or tracebacks."""
+    if saved.startswith(b"json "):
+        return b"json " + encode_json([[ms, places_of(text)] for ms, text in tracebacks_of(saved).items()])
+    kind, space, told = saved.partition(b" ") if saved.startswith(b"failed ") else (b"", b"", saved)
+    name, _, *rest = msgspec.json.decode(told)
+    return (
+        kind + space + encode_json([name, "", *(places_of(each) if isinstance(each, str) else each for each in rest)])
+    )
 
 
 def packed_error(stored: bytes) -> RemoteError:

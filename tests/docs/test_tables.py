@@ -142,7 +142,9 @@ def test_the_options_of_urls_are_those_there_are() -> None:
 def test_the_environment_variables_are_those_that_are_read() -> None:
     named = set(columns("settings.md", "Environment variables"))
     read = set(re.findall(r'environ(?:\.get\(|\[|\.pop\()"(\w+)"', SOURCE))
-    read |= {name for name in ("WORQR_PREFIX", "WORQR_PATIENCE", "WORQR_URL", "REDIS_URL") if name in SOURCE}
+    read |= {
+        name for name in ("WORQR_PREFIX", "WORQR_PATIENCE", "WORQR_CODEC", "WORQR_URL", "REDIS_URL") if name in SOURCE
+    }
     assert named == read - {"TERM", "LC_ALL"}
 
 

@@ -29,6 +29,8 @@ class Desk:
     base = ""
     id_suffix = ""
     state = None
+    values = None
+    hides_arguments = False
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

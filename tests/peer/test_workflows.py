@@ -870,7 +870,9 @@ async def test_a_job_is_not_started_behind_its_workflow_in_a_strict_lane(new_mes
     async def visit(site: str, depth: int) -> str:
         if depth == 0:
             return site
-        with pytest.raises(worqr.UsageError, match="for ever behind the workflow that starts it, in the strict lane 'a'"):
+        with pytest.raises(
+            worqr.UsageError, match="for ever behind the workflow that starts it, in the strict lane 'a'"
+        ):
             visit.run(site, depth - 1)
         return await visit.run("b", depth - 1)
 

@@ -12,6 +12,7 @@ import worqr
 registry = worqr.Registry()
 dying = worqr.Registry()
 keeping = worqr.Registry()
+sealed = worqr.Registry()
 
 
 @dataclass
@@ -33,6 +34,12 @@ def in_a_process(path: str, order: int) -> tuple[str, Approval | None, int]:
     paid = note(path, order)
     approval = worqr.wait_for_now("approved", Approval)
     return paid, approval, worqr.current().run
+
+
+@sealed.workflow(name="in a process with a codec", runs_in="process", result_ttl=60)
+def with_a_codec(path: str, order: int) -> tuple[str, Approval | None, int]:
+    paid = note(path, order)
+    return paid, worqr.wait_for_now("approved", Approval), worqr.current().run
 
 
 @keeping.step(name="try", retry=worqr.RetryPolicy(max_failures=3, min_backoff=0))

@@ -6,12 +6,14 @@ import getpass
 import json
 import logging
 import os
+import pkgutil
 import re
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 from cyclopts import Parameter
 
@@ -203,6 +205,14 @@ class ConnectOptions:
             help="Give up if the server does not respond for this long. A busy machine needs more.",
         ),
     ] = "5s"
+    codec: Annotated[
+        str | None,
+        Parameter(
+            metavar="MODULE:MESH",
+            env_var="WORQR_CODEC",
+            help="Use the codec of this mesh, to show its payloads and to send some. Default: none.",
+        ),
+    ] = None
     who: Annotated[
         str | None,
         Parameter(
@@ -214,14 +224,18 @@ class ConnectOptions:
 
 
 _credentials: list[Credentials] = []
+_codec_of: list[Mesh] = []
 
 
 def use_mesh(mesh: Mesh) -> None:
-    """Let the commands of this process use the server, the prefix and the credentials of a mesh, unless options name others."""
+    """Let the commands of this process use the server, the prefix, the credentials and the codec of a mesh, unless options name
+    others.
+    """
     if mesh.url is not None:
         os.environ["WORQR_URL"] = mesh.url
     os.environ["WORQR_PREFIX"] = mesh.prefix
     _credentials[:] = [] if mesh.credentials is None else [mesh.credentials]
+    _codec_of[:] = [mesh]
 
 
 def mesh_at(connect: ConnectOptions, app: str) -> Mesh:
@@ -234,10 +248,28 @@ def mesh_at(connect: ConnectOptions, app: str) -> Mesh:
     from worqr.mesh import Mesh
 
     patience = parse_duration(connect.patience, "--patience") or 0
-    mesh = Mesh(connect.url, prefix=connect.prefix, app=app, patience=patience)
+    known = _codec_of
+    if connect.codec is not None:
+        known = [_mesh_with_codec(connect.codec)]
+    codec = known[0].codec if known else None
+    mesh = Mesh(connect.url, prefix=connect.prefix, app=app, patience=patience, codec=codec)
     if _credentials and connect.url is None:
         set_server(mesh, url=mesh.url, prefix=mesh.prefix, credentials=_credentials[0])
     return mesh
+
+
+def _mesh_with_codec(target: str) -> Mesh:
+    """Return the mesh that ``package.module:name`` names, for its codec. Raises InvalidArguments if there is none."""
+    if not {"", os.getcwd()} & {*sys.path}:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = pkgutil.resolve_name(target)
+    except Exception as error:  # the module is the user's
+        why = f"{type(error).__name__}: {error}"
+        raise InvalidArguments(f"--codec {target} cannot be imported ({why}): type package.module:mesh") from None
+    if getattr(found, "codec", None) is None:
+        raise InvalidArguments(f"--codec {target} names no mesh that has a codec: write Mesh(codec=...) there")
+    return cast("Mesh", found)
 
 
 FROM_ENVIRONMENT: Final = ConnectOptions()

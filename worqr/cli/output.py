@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from worqr.codecs import encoded_by
 from worqr.escaping import escape
 from worqr.views.tables import EMPTY, Column, Table
 
@@ -65,7 +66,11 @@ def _as_json(value: object) -> object:
 
 
 def payload_fields(data: bytes) -> dict[str, str]:
-    """Return a payload for JSON: as text if it is UTF-8, else as base64; the field ``encoding`` says which."""
+    """Return a payload for JSON: as text if it is UTF-8, else as base64; the field ``encoding`` says which. If it is still
+    encoded by a codec, ``encoded`` names that.
+    """
+    if name := encoded_by(data):
+        return {"task": base64.b64encode(data).decode(), "encoding": "base64", "encoded": name}
     try:
         return {"task": data.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError:

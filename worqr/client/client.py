@@ -36,6 +36,7 @@ from worqr.client.inspection import MeshInfoReader
 from worqr.client.producer import Producer
 from worqr.client.room import RoomChannels
 from worqr.client.topics import TopicDirectory
+from worqr.codecs import Codec, StoredValues
 from worqr.command import Command
 from worqr.embedded import EmbeddedServer, Relocation, relocated, server_of_parent, shared_server
 from worqr.errors import Unavailable, UsageError, WorqrError
@@ -291,6 +292,12 @@ class ClientSettings:
     """The options of all declared functions that do not have their own."""
     send_middleware: tuple[Callable[[Any], object], ...]
     """The functions that see each call before it is sent, in their order."""
+    codec: Codec | None
+    """Encodes what is stored of values; None: they are stored as they are."""
+    accept_plain: bool
+    """Values of programs without the codec are taken."""
+    redact_errors: bool
+    """Errors are stored without their texts."""
 
     def __init__(
         self,
@@ -321,6 +328,12 @@ class ClientSettings:
         self.defaults = check_defaults(defaults)
         self.send_middleware = _checked_send_middleware(middleware)
 
+    def _set_values(self, codec: Codec | None, accept_plain: object, redact_errors: object) -> None:
+        """Set how values and errors are stored. Used once, before any call."""
+        self.codec = None if codec is None else _checked_codec(codec)
+        self.accept_plain = bool(accept_plain)
+        self.redact_errors = bool(redact_errors)
+
     def _set_server(self, url: str | None, prefix: str, credentials: Credentials | None) -> None:
         """Use another server or prefix, while the mesh is not connected. `worqr.inside` calls it."""
         self.url, self.prefix, self.credentials = url, prefix, credentials
@@ -331,6 +344,16 @@ def _checked_url(url: object) -> str | None:
     if url is not None and not isinstance(url, str):
         raise UsageError(f"url must be a str, not {type(url).__name__}")
     return url
+
+
+def _checked_codec(codec: Codec) -> Codec:
+    """Return `codec` if it can encode and decode, else raise UsageError. Its text may have keys, so the error names its type."""
+    if isinstance(codec, type) or not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):
+        kind = codec.__name__ if isinstance(codec, type) else type(codec).__name__
+        raise UsageError(
+            f"codec must be one of worqr.codecs, as in codec=Fernet(keys), or have encode and decode, not {kind}"
+        )
+    return codec
 
 
 def _checked_send_middleware(given: object) -> tuple[Callable[[Any], object], ...]:
@@ -875,6 +898,7 @@ class Client:
 
     Attributes:
         settings: the settings of the mesh.
+        values: encodes and decodes what the mesh stores; None: it has no codec.
         declared_shards: the number of shards that this program declared for a queue, by the queue's name.
         connections: the connection of each running loop, and that of plain threads.
         slot_watch: makes the `SlotWatch` of a call that waits for a job of this queue.
@@ -888,6 +912,8 @@ class Client:
 
     def __init__(self, settings: ClientSettings, slot_watch: Callable[[str], SlotWatch]) -> None:
         self.settings = settings
+        codec = settings.codec
+        self.values = None if codec is None else StoredValues(codec, accept_plain=settings.accept_plain)
         self.declared_shards: dict[str, int] = {}
         self.connections: ConnectionRegistry = ConnectionRegistry(settings, self.declared_shards)
         self.slot_watch = slot_watch

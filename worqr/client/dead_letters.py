@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worqr import ops
 from worqr.client.inspection import ask_each
+from worqr.client.job import opened_failed
 from worqr.client.notifications import sleep
 from worqr.command import Command
 from worqr.job_options import check_id
@@ -113,7 +114,8 @@ class DeadLetters:
         ]
         if len(shards) > 1:
             found.sort(key=lambda failed: failed.at, reverse=True)
-        return found[:limit]
+        values = self._client.values
+        return found[:limit] if values is None else [opened_failed(each, values) for each in found[:limit]]
 
     async def retry(self, *ids: str) -> int:
         """Put tasks back to the end of their queue, with the same ids and with all counters at zero.

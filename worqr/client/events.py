@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from worqr import ops
 from worqr.client.notifications import POLL_EVERY, EventStream, subscribed_to
+from worqr.codecs import StoredValues
 from worqr.command import error_of, text
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Change, Link
@@ -87,7 +88,10 @@ class ConnectionEvent:
 class _EventDecoder:
     """Decodes the messages of one shard into events."""
 
-    def __init__(self, name: str, keys: QueueKeys, put: Callable[[Event], None]) -> None:
+    def __init__(
+        self, name: str, keys: QueueKeys, put: Callable[[Event], None], values: StoredValues | None = None
+    ) -> None:
+        self._values = values
         self._name = name
         self._keys = keys
         self._put = put
@@ -103,7 +107,7 @@ class _EventDecoder:
             if channel == self._keys.event_ids_channel:
                 received = replace(received, ids=tuple(rest.decode("utf-8", "replace").split("\n")))
             elif channel == self._keys.event_ends_channel:
-                received = replace(received, ends=_ends(rest))
+                received = replace(received, ends=tuple(map(self._opened, _ends(rest))))
         except ValueError:
             if not self._ignored:
                 self._ignored = True
@@ -119,6 +123,13 @@ class _EventDecoder:
             self._put(replace(received, ids=ids, ends=ends))
         else:
             self._ahead[channel] = received
+
+    def _opened(self, end: EndedTask) -> EndedTask:
+        """Return how a run ended, with its values decoded if the codec of the mesh can do that. Large ones are cut."""
+        if (values := self._values) is None:
+            return end
+        task, result = (None if each is None else values.readable(each) for each in (end.task, end.result))
+        return replace(end, task=task, result=result)
 
     def on_subscribed(self) -> None:
         """Forget what belongs to an event that was lost with the connection. Called after each subscription."""
@@ -160,7 +171,7 @@ async def events_of(client: Client, queue: QueueKeys, *, ends: bool) -> AsyncGen
     async with AsyncExitStack() as stack:
         stack.enter_context(stream)
         for keys in await client.sharding.shards(queue):
-            decoder = _EventDecoder(queue.display_name, keys, stream.put)
+            decoder = _EventDecoder(queue.display_name, keys, stream.put, client.values)
             channels = (keys.events_channel, keys.event_ids_channel, *((keys.event_ends_channel,) if ends else ()))
             await stack.enter_async_context(subscribed_to(link, channels, decoder.on_message, decoder.on_subscribed))
         yield stream

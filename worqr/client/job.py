@@ -21,13 +21,14 @@ from worqr.batches import follow_up_queues, followed_in, ref_in
 from worqr.client.inspection import claim_name, deadline_of, info_at, nearest_served, status_of
 from worqr.client.notifications import Notification, Watch, cancel_and_wait, subscribed
 from worqr.client.time_line import time_line
+from worqr.codecs import StoredValues, check_not_encoded
 from worqr.command import text
 from worqr.errors import JobCancelled, JobFailed, NoJob, NoResult, ResultTimeout, UsageError, WorqrError
 from worqr.foreign import JOB, no_such_attribute
 from worqr.job_states import ENDS, LIVE
 from worqr.keys import QueueKeys
 from worqr.ops import CancelReply, Everything, JobState, ResultReply, Stored, StoredResult
-from worqr.policy import POLICY_FIELDS, UNLIMITED
+from worqr.policy import POLICY_FIELDS, UNLIMITED, Undecodable
 from worqr.records import CancelCount, Ended, Failed, JobRecord, RemoteError, Status, TaskInfo, Try
 from worqr.remote_error import failed_record, fields_of, meta_of, tracebacks_of
 from worqr.stored_values import finite, public_name, whole
@@ -85,6 +86,39 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         tags=tuple(filter(None, _text(fields, "tags").split("\n"))),
         kept=claim_name(keys, _number(ended.fields, "first") or 0) if (ended := _kept(found)) else None,
     )
+
+
+def opened_record(record: JobRecord, values: StoredValues) -> JobRecord:
+    """Return a record with those payloads decoded that are whole, and that the codec of the mesh can decode."""
+    task, size = opened_payload(record.task, record.size, values)
+    blocked = None if record.blocked is None else opened_info(record.blocked, values)
+    letters = tuple(opened_failed(each, values) for each in record.dead_letters)
+    return replace(record, task=task, size=size, blocked=blocked, dead_letters=letters)
+
+
+def opened_infos(client: Client, infos: list[TaskInfo]) -> list[TaskInfo]:
+    """Return the tasks of a list, with their payloads decoded as in `opened_record`."""
+    values = client.values
+    return infos if values is None else [opened_info(info, values) for info in infos]
+
+
+def opened_info(info: TaskInfo, values: StoredValues) -> TaskInfo:
+    """Return a task of a list, with its payload decoded as in `opened_record`."""
+    task, size = opened_payload(info.task, info.size, values)
+    return replace(info, task=task, size=size)
+
+
+def opened_failed(failed: Failed, values: StoredValues) -> Failed:
+    """Return an entry of a dead-letter queue, with its payload decoded as in `opened_record`."""
+    return replace(failed, task=values.readable(failed.task))
+
+
+def opened_payload(task: bytes, size: int | None, values: StoredValues) -> tuple[bytes, int | None]:
+    """Return a payload for people and its size. Of a large one, only the beginning was read, which nothing decodes."""
+    if size is not None and size != len(task):
+        return task, size
+    found = values.readable(task)
+    return found, size if size is None else len(found)
 
 
 def _ended_fields(found: Everything) -> Mapping[str, bytes]:
@@ -287,6 +321,8 @@ async def send_value(
 ) -> Delivery:
     """Send a value to a workflow; see `Job.send`. `number`, `life`: of a dispatch, of an address; 0: any."""
     encoded = _encoded(check_event(name), value)
+    if client.values is not None:
+        encoded = check_sent(name, client.values.encode_tagged(encoded))
     request = ops.send_event(keys, id, name, encoded, number=number, life=life, again=again)
     sent = await client.ask(request)
     if sent.status == "none":
@@ -343,6 +379,11 @@ def _encoded(name: str, value: object) -> bytes:
             found = b"json " + encode_json(value)
     except Exception as error:  # any error from encoding a user's type
         raise UsageError(f"the value of {name!r} is neither bytes nor JSON: {text_of(error, 500)}") from error
+    return check_sent(name, found)
+
+
+def check_sent(name: str, found: bytes) -> bytes:
+    """Return an encoded value. Raises UsageError if it is too large to be sent."""
     if len(found) > MAX_SENT:
         raise UsageError(
             f"the value of {name!r} has {len(found):,} bytes, and at most {MAX_SENT:,} can be sent: send what names it (an id)"
@@ -551,8 +592,10 @@ class Job(Generic[R]):
 
     def _value(self, found: ResultReply) -> R:
         if found.status == "finished":
-            kind, value = found.values
-            return cast("R", self._decode(text(kind or b""), value or b""))
+            kind, value = text(found.values[0] or b""), found.values[1] or b""
+            return cast(
+                "R", self._decode(kind, value if kind == "none" or self._client.values is None else self._opened(value))
+            )
         texts = [b"" if fact is None else fact for fact in found.values]
         if found.status == "failed":
             kind, message, traceback, fields = (fact.decode("utf-8", "replace") for fact in texts)
@@ -565,6 +608,20 @@ class Job(Generic[R]):
             reason = texts[0].decode("utf-8", "replace")
             raise JobCancelled(f"{self!r} was cancelled" + (f": {reason}" if reason else ""), reason)
         raise NoResult(self._missing_reason(found.status))
+
+    def _opened(self, value: bytes) -> bytes:
+        """Return a stored result, decoded by the codec of the mesh.
+
+        Raises:
+            WrongKey: It has a key that this mesh does not have, or the mesh has no codec.
+            UsageError: It was changed, or is plain and must not be.
+        """
+        if (values := self._client.values) is None:
+            return value
+        try:
+            return values.decode(value)
+        except Undecodable as error:
+            raise UsageError(f"the stored result of {self!r} cannot be decoded: {error}") from error
 
     def _missing_reason(self, status: str) -> str:
         """Return the reason why there is no result, and the remedy if there is one."""
@@ -587,6 +644,7 @@ class Job(Generic[R]):
         try:
             return msgspec.json.decode(value)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            check_not_encoded(value)
             raise UsageError(
                 f"the stored result of {self!r} is not JSON ({error}): another program has written it"
             ) from None

@@ -26,6 +26,7 @@ from worqr import ops
 from worqr.batches import follow_up_options
 from worqr.client.job import Job, Outcome, Results
 from worqr.client.room import PART, check_fits
+from worqr.codecs import Sealed
 from worqr.command import Command, in_chunks
 from worqr.errors import Duplicate, NotReplicated, UsageError, WorqrError, at_max_length, reply_in, set_job
 from worqr.job_options import (
@@ -365,6 +366,19 @@ class Producer:
             each(sending)
         return sending._changed()
 
+    def sealed(self, task: bytes, options: Mapping[str, object] | None = None) -> bytes:
+        """Return a payload as it is stored. Jobs that have an id get equal bytes for equal payloads, because the server compares
+        those of one id.
+
+        Raises:
+            UsageError: The codec cannot encode it.
+            PayloadTooLarge: It is larger than `max_payload` when it is encoded.
+        """
+        if (values := self._client.values) is None:
+            return task
+        found = values.encode_equal(task) if options and "id" in options else values.encode(task)
+        return check_task(found, self._client.settings.max_payload)
+
     def _note(self, calls: Iterable[Call[Any]]) -> None:
         if self._sent is not None:
             self._sent.extend(calls)
@@ -378,7 +392,9 @@ class Producer:
             connection = client.connections.for_current_loop()
             keys = connection.sharding.only_shard(queue) or await connection.sharding.next_shard(queue)
             connection.note_queue(settings, keys.name)
-            request = ops.enqueue(keys, tasks, replicas=settings.replicas)
+            request = ops.enqueue(
+                keys, [*map(self.sealed, tasks)] if client.values else tasks, replicas=settings.replicas
+            )
             return await connection.link.call(request if self._tracing is None else self._traced(request))
         replicas = settings.replicas if given.replicas is None else given.replicas
         chunks = list(in_chunks(tasks, len))
@@ -441,10 +457,11 @@ class Producer:
         if bound is not None:
             bound = await self._client.sharding.max_length_per_shard(keys, bound)
         check_fits(keys, len(tasks), bound, given.wait)
+        stored = [*map(self.sealed, tasks)] if self._client.values else tasks
 
         def make(waiter: str) -> Command[int]:
             return self._traced(
-                ops.enqueue(keys, tasks, front=given.front, max_length=bound, waiter=waiter, replicas=replicas)
+                ops.enqueue(keys, stored, front=given.front, max_length=bound, waiter=waiter, replicas=replicas)
             )
 
         return make
@@ -488,10 +505,12 @@ class Producer:
         options: dict[str, object] = {"front": given.front, "exists": "raise"}
         if given.max_length is not None:
             options["max_length"] = given.max_length
+        if (values := self._client.values) is not None:
+            tasks = [Sealed(values.encode_alike(task, "unique=True", equal=True)) for task in tasks]
         ids = [f"sha256:{hashlib.sha256(task).hexdigest()}" for task in tasks]
         keys = await sharding.shard_of_id(queue, ids[0])
         options = dict(await sharding.options_for(keys, options))
-        jobs = [({**options, "id": name}, task) for name, task in zip(ids, tasks, strict=True)]
+        jobs = [({**options, "id": name}, self.sealed(task)) for name, task in zip(ids, tasks, strict=True)]
         check_fits(queue, len(jobs), options.get("max_length"), given.wait)
         await self._send_jobs(queue, keys, jobs, replicas, given.wait, all_or_none=True)
         return len(jobs)
@@ -511,7 +530,7 @@ class Producer:
             [options] = await self._hold_follow_ups(keys, [options])
         if "max_length" in options:
             options = await sharding.options_for(keys, options)
-        jobs = with_random_ids([(options, task)])
+        jobs = with_random_ids([(options, self.sealed(task, options) if self._client.values else task)])
         return await self._send_jobs(queue, keys, jobs, replicas, wait, results)
 
     async def _send_jobs(
@@ -688,7 +707,7 @@ class Producer:
                     for options in await self._with_held_rows(keys, [jobs[position][0] for position in chunk])
                 ]
                 sent = [
-                    (await sharding.options_for(keys, each), jobs[at][1])
+                    (await sharding.options_for(keys, each), self.sealed(jobs[at][1], each))
                     for (each, _), at in zip(split, chunk, strict=True)
                 ]
                 wanted = max(number for _, number in split)
@@ -776,7 +795,7 @@ class Producer:
             self._client.link_to(target.name)
         if FOLLOW_UPS in options:
             options = dict(await self._plan_follow_ups(target, options, requests))
-        return target, {f"{what}_options": msgspec.msgpack.encode(options), f"{what}_task": call.task}
+        return target, {f"{what}_options": msgspec.msgpack.encode(options), f"{what}_task": self.sealed(call.task)}
 
     async def _enqueue_batch(
         self, calls: Sequence[Call[Any]], late: NotReplicated | None
@@ -895,7 +914,8 @@ class Producer:
         jobs: list[NewJob] = []
         for _, call in calls:
             options, wanted = without_replicas(call._options, self._client.settings.replicas)
-            jobs.append((await sharding.options_for(keys, options), call.task))
+            task = self.sealed(call.task, options) if self._client.values else call.task
+            jobs.append((await sharding.options_for(keys, options), task))
             replicas = max(replicas, wanted)
         return ops.dispatch_jobs(keys, _waiting_as(with_random_ids(jobs), waiter), replicas=replicas)
 

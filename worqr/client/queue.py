@@ -43,7 +43,7 @@ from worqr.client.inspection import (
     merge_queue_info,
     read_history,
 )
-from worqr.client.job import Job, job_record
+from worqr.client.job import Job, job_record, opened_infos, opened_record
 from worqr.client.notifications import cancel_and_wait, sleep
 from worqr.client.producer import Call
 from worqr.client.sync import sending, sent_by
@@ -233,7 +233,7 @@ class Queue:
         With several shards, it is the next task of one of them.
         """
         replies = await self._ask_all(lambda keys: ops.list_tasks(keys, 1, from_front=True))
-        return next((tasks[0] for _, tasks in replies if tasks), None)
+        return next((self._opened(tasks[0]) for _, tasks in replies if tasks), None)
 
     async def tasks(self, limit: int = 100) -> list[bytes]:
         """Return the payloads of waiting tasks, newest first, but no more than about 8 MiB.
@@ -245,7 +245,9 @@ class Queue:
             UsageError: `limit` is less than 1.
         """
         most = min(check_count(limit, "limit"), MAX_LISTED)
-        return interleave([tasks for _, tasks in await self._ask_all(lambda keys: ops.list_tasks(keys, most))], most)
+        found = interleave([tasks for _, tasks in await self._ask_all(lambda keys: ops.list_tasks(keys, most))], most)
+        values = self._client.values
+        return found if values is None else [values.readable(task) for task in found]
 
     async def running(self, limit: int = MAX_ITEMS, *, worker: str = "") -> list[TaskInfo]:
         """Return the tasks that run now, the longest-running first.
@@ -262,7 +264,7 @@ class Queue:
         """
         most, shards = min(check_count(limit, "limit"), MAX_LISTED), await self._client.sharding.shards(self._keys)
         found = await longest_running(self._client, shards, most, worker=check_text(worker, "worker"))
-        return [info for _, info in found]
+        return opened_infos(self._client, [info for _, info in found])
 
     async def jobs(
         self,
@@ -312,10 +314,22 @@ class Queue:
             raise UsageError(f"newest=True lists waiting tasks only, not state={state!r}")
         if tag or state in END_STATES:
             since_ms, name = None if since is None else to_ms(since, "since"), check_tag(tag) if tag else ""
-            return await list_found(self._client, shards, state or "", most, after, tag=name, since_ms=since_ms)
-        if state == "active":
-            return await list_active(self._client, shards, most, after)
-        return await list_jobs(self._client, shards, cast("NotRunning", state), most, after, newest=newest)
+            found = await list_found(self._client, shards, state or "", most, after, tag=name, since_ms=since_ms)
+        elif state == "active":
+            found = await list_active(self._client, shards, most, after)
+        else:
+            found = await list_jobs(self._client, shards, cast("NotRunning", state), most, after, newest=newest)
+        return opened_infos(self._client, found)
+
+    def _opened(self, task: bytes | None) -> bytes | None:
+        """Return a payload for people, decoded if the codec of the mesh can do that."""
+        values = self._client.values
+        return task if values is None or task is None else values.readable(task)
+
+    def _stored_as(self, task: bytes, what: str) -> bytes:
+        """Return the bytes as which a payload is stored. Raises UsageError if they are others each time."""
+        values = self._client.values
+        return task if values is None else values.encode_alike(task, what)
 
     async def info(self) -> QueueInfo:
         """Return the queue's counters.
@@ -346,10 +360,11 @@ class Queue:
             The number of tasks that waited, that ran, and that ended within `wait`.
 
         Raises:
-            UsageError: The task is not bytes-like, or `wait` is not valid.
+            UsageError: The task is not bytes-like, or `wait` is not valid; or the codec of the mesh encodes equal payloads
+                differently.
             Unavailable: The server did not reply within `patience`.
         """
-        checked = check_task(task, self._client.settings.max_payload)
+        checked = self._stored_as(check_task(task, self._client.settings.max_payload), "queue.cancel()")
         check_text(reason, "reason")
 
         async def step(keys: QueueKeys, last: CancelReply | None) -> CancelReply:
@@ -785,10 +800,11 @@ class Queue:
             limit: At most this many tasks of each kind, up to 1,000.
 
         Raises:
-            UsageError: The task is not bytes-like, or `limit` is less than 1; or outside `connect` and `join`.
+            UsageError: The task is not bytes-like, or `limit` is less than 1; the codec of the mesh encodes equal payloads
+                differently; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        checked = check_task(task, self._client.settings.max_payload)
+        checked = self._stored_as(check_task(task, self._client.settings.max_payload), "queue.find()")
         most = min(check_count(limit, "limit"), MAX_ITEMS)
         shards = await self._client.sharding.shards(self._keys)
         found = await ask_each(self._client, shards, lambda keys: ops.find_task(keys, checked, most))
@@ -815,7 +831,9 @@ class Queue:
         """
         keys = await self._client.sharding.shard_of_id(self._keys, check_id(id, generated=True))
         whole = await self._client.ask(ops.read_payload(keys, id)) if payload else None
-        return job_record(keys, id, await self._client.ask(ops.read_job(keys, id)), whole)
+        found = job_record(keys, id, await self._client.ask(ops.read_job(keys, id)), whole)
+        values = self._client.values
+        return found if values is None else opened_record(found, values)
 
     async def payload(self, id: str | None = None, *, claim: str | None = None) -> bytes | None:
         """Return the whole payload of a job, of a running task, or of a dead-letter record.
@@ -835,10 +853,10 @@ class Queue:
             raise UsageError("name the task by its id or by its claim: payload('mail-7') or payload(claim=task.claim)")
         if claim is not None:
             keys, number = claim_of(self._keys, claim)
-            return await self._client.ask(ops.read_payload(keys, claim=number))
+            return self._opened(await self._client.ask(ops.read_payload(keys, claim=number)))
         checked = check_id(id, generated=True)
         keys = await self._client.sharding.shard_of_id(self._keys, checked)
-        return await self._client.ask(ops.read_payload(keys, checked))
+        return self._opened(await self._client.ask(ops.read_payload(keys, checked)))
 
     async def cancel_claims(self, *claims: str, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel running tasks by their claims. A plain task has a claim, too, while it has no id.

@@ -18,6 +18,7 @@ import msgspec
 from worqr import ops
 from worqr.client.client import NOTE_PATIENCE, Client
 from worqr.client.job import Job
+from worqr.codecs import Sealed
 from worqr.cron import (
     Definition,
     Override,
@@ -265,6 +266,8 @@ class ScheduleControls:
         elif definition.workflow:
             options = {"workflow": True} | ({"lifetime": str(definition.lifetime_ms)} if definition.lifetime_ms else {})
         options = {**options, "id": definition.job, "exists": "skip", "by_hand": True}
+        if self._client.values is not None:
+            task = Sealed(task)
         return await self._client.producer.dispatch_task(keys, task, options)
 
     async def _rows(self) -> tuple[list[ScheduleRow], int]:

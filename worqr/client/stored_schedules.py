@@ -25,6 +25,7 @@ from worqr.client.job import Job
 from worqr.client.notifications import sleep
 from worqr.client.producer import Call
 from worqr.client.schedules import ScheduleControls, StoredCall, find_schedule, schedules_of
+from worqr.codecs import StoredValues, encoded_by
 from worqr.command import in_chunks
 from worqr.cron import (
     MAX_TIMES,
@@ -263,7 +264,7 @@ class StoredSchedules(ScheduleControls):
         rows, lines = (await self._stored_rows(check_text(prefix, "prefix")))[0], list[str]()
         for row, stored in await self._calls_of(rows):
             if stored is not None:
-                lines.append(_Line.of(StoredCall.decode(stored[1]), paused=row.paused).text)
+                lines.append(_Line.of(StoredCall.decode(stored[1]), self._client.values, paused=row.paused).text)
         return lines
 
     async def import_schedules(self, lines: Iterable[str]) -> AppliedSchedules:
@@ -282,7 +283,7 @@ class StoredSchedules(ScheduleControls):
         plans, paused = dict[str, _Plan](), set[str]()
         for number, text in enumerate(lines, 1):
             if text.strip():
-                plan, is_paused = _Line.read(text, number)
+                plan, is_paused = _Line.read(text, number, self._client.values)
                 plans[plan.definition.name] = plan
                 paused |= {plan.definition.name} if is_paused else set()
         keys, rows = self._registry, list[ScheduleRow]()
@@ -503,7 +504,7 @@ class _Plan:
         if not isinstance(call, Call):
             raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
         options = _options_of(client.producer.prepared(cast("Any", call)))
-        return _Plan.made(name, call.queue, options, call.task, given, client.who)
+        return _Plan.made(name, call.queue, options, sealed_task(client.values, call.task), given, client.who)
 
     @staticmethod
     def made(
@@ -541,9 +542,9 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     paused: bool = False
 
     @staticmethod
-    def of(stored: StoredCall, *, paused: bool) -> _Line:
-        """Return the line of a schedule."""
-        task, as_json = stored.task, b""
+    def of(stored: StoredCall, values: StoredValues | None = None, *, paused: bool) -> _Line:
+        """Return the line of a schedule; with its payload as it is stored if the codec of the mesh cannot decode it."""
+        task, as_json = stored.task if values is None else values.readable(stored.task), b""
         with suppress(ValueError):
             as_json = msgspec.json.encode(msgspec.json.decode(task))
         times: dict[str, Any] = msgspec.json.decode(stored.times.encode())
@@ -565,7 +566,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         return msgspec.json.encode(self).decode()
 
     @staticmethod
-    def read(text: str, number: int) -> tuple[_Plan, bool]:
+    def read(text: str, number: int, values: StoredValues | None = None) -> tuple[_Plan, bool]:
         """Return the schedule of a line, and whether it is paused. Raises UsageError, with the number of the line."""
         try:
             line = msgspec.json.decode(text, type=_Line)
@@ -579,9 +580,15 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
                 raise UsageError("a schedule takes cron or every_ms, and not both")
             Trigger(times)
             task = bytes(line.payload) if line.payload else line.payload_base64
+            task = task if encoded_by(task) else sealed_task(values, task)
             return _Plan.checked(StoredCall(dict(sorted(line.options.items())), task, times)), line.paused
         except (msgspec.MsgspecError, UnicodeError, RecursionError, UsageError) as error:
             raise UsageError(f"line {number} is no exported schedule: {error}") from None
+
+
+def sealed_task(values: StoredValues | None, task: bytes) -> bytes:
+    """Return the payload of a schedule as it is stored. Equal payloads are equal bytes, so an unchanged schedule is known."""
+    return task if values is None else values.encode_equal(task)
 
 
 def call_with(call: Call[Any], **options: Unpack[JobOptions]) -> Call[Any]:

@@ -21,6 +21,7 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from worqr.client.client import EMBEDDED, acting_for, url_or_default
+from worqr.codecs import let_read
 from worqr.dashboard import (
     api,
     batch_pages,
@@ -352,6 +353,7 @@ class Dashboard:
         seen = (
             viewer.without_acts() if self._read_only else viewer if self._allow_enqueue else viewer.without("enqueue")
         )
+        let_read("payloads" in seen.may)
         given = (self._mesh, self._looks, self._redactor, self._bulk_acts, self._pages.render)
         return Visit(
             seen, *given, root, path, query, functions=self._declarations.functions, by_token=bool(scope.get(BY_TOKEN))

@@ -66,4 +66,7 @@ async def result_of(visit: Visit, queue: Queue, id: str) -> bytes | None:
     keys = await client.sharding.shard_of_id(queue._keys, id)  # pyright: ignore[reportPrivateUsage]
     reply = await client.ask(ops.read_result(keys, id, 0))
     kind, value = reply.values[:2] if reply.status == "finished" else (b"none", b"")
-    return None if kind == b"none" else value
+    if kind == b"none" or value is None:
+        return None
+    values = client.values
+    return value if values is None else values.readable(value)

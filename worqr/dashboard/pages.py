@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from worqr import ops
 from worqr.client.inspection import ask_each, list_jobs, merge_queue_info
+from worqr.client.job import opened_infos
 from worqr.client.queue import queue_named
 from worqr.client.schedules import all_schedules as read_schedules
 from worqr.client.schedules import find_schedule, schedule_of, schedules_of
@@ -753,7 +754,7 @@ async def waiting_tasks(visit: Visit, name: str, limit: int, *, newest: bool) ->
     if number > len(shards):
         raise Refused(404, f"The queue has {values.plural(len(shards), 'shard')}.")
     chosen = shards[number - 1 : number] if number else shards
-    return await list_jobs(client, chosen, "waiting", limit, visit.text("after"), newest=newest)
+    return opened_infos(client, await list_jobs(client, chosen, "waiting", limit, visit.text("after"), newest=newest))
 
 
 def shard_of(task: TaskInfo) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from worqr.codecs import encoded_by
 from worqr.errors import UsageError
 from worqr.escaping import escape
 
@@ -132,6 +133,8 @@ class Redactor:
             queue: the name of its queue.
         """
         total = len(data) if size is None else size
+        if self.mode != "never" and (name := encoded_by(data)):
+            return Shown("text", f"encoded ({name})", f"encoded ({name})", total)
         if self._show is None or self.mode == "never" or not data or cut or total > len(data):
             return self._stored(data, total, cut=cut)
         try:

@@ -51,8 +51,10 @@ class ChildJob(Generic[R]):
         self._flow: Any = run.flow
         self._definition = definition
         _check_lane(definition, call, run)
-        plain = name or f"{definition.name} {call.task.decode('utf-8', 'replace')}"
-        self.key: str = self._flow.key(_short(plain), "give one of them a name, as in fn.named('...').run(...)")
+        key = _short(name or f"{definition.name} {call.task.decode('utf-8', 'replace')}")
+        if not name and self._flow.must_hide(key):
+            key = f"{definition.name[:120]} {sha256(call.task).hexdigest()[:32]}"
+        self.key: str = self._flow.key(key, "give one of them a name, as in fn.named('...').run(...)")
         self._flow.children.add(self.key, call, definition.require_client())
 
     def __await__(self) -> Generator[Any, None, R]:

@@ -221,7 +221,8 @@ class FunctionDefinition:
         lanes = self.options.lanes
         assert lanes is not None
         try:
-            arguments = self.codec.decode(task)
+            values = None if self.client is None else self.client.values
+            arguments = self.codec.decode(task if values is None else values.decode(task))
             return self._lane(lanes, self.codec.bind(*arguments), arguments)
         except BaseException as error:  # `by` and the types of the arguments are code of the user
             raise_ctrl_c(error)

@@ -219,7 +219,19 @@ class Declarations:
         for registry, renamed in targets:
             registry.check_schedule(renamed)
         for registry, renamed in targets:
-            registry.schedules[renamed.name] = renamed
+            registry.schedules[renamed.name] = registry.sealed_schedule(renamed)
+
+    def sealed_schedule(self, definition: Definition) -> Definition:
+        """Return a schedule as the registry of the mesh stores it: the codec of the mesh encodes equal payloads alike.
+
+        Raises:
+            UsageError: The encoded payload is too large.
+        """
+        values = None if self.client is None else self.client.values
+        if values is None:
+            return definition
+        found = replace(definition, task=values.encode_equal(definition.task))
+        return check_schedule_task(found)
 
     def check_schedule(self, definition: Definition) -> None:
         """Raise UsageError if the name of a schedule is taken, or too long."""
@@ -244,6 +256,15 @@ class Declarations:
         for each in other.schedules.values():
             queue = full + each.queue if each.queue in other._names else each.queue
             yield replace(each, name=prefix + each.name, queue=queue)
+
+
+def check_schedule_task(definition: Definition) -> Definition:
+    """Return a schedule. Raises UsageError if its payload is too large."""
+    if len(definition.task) > MAX_TASK:
+        raise UsageError(
+            f"schedule {definition.name!r}: its payload has {len(definition.task):,} bytes, at most {MAX_TASK:,} fit"
+        )
+    return definition
 
 
 def _is_defined_anew(older: Callable[..., Any], newer: Callable[..., Any]) -> bool:
@@ -697,11 +718,7 @@ class Registry:
             named: dict[str, Any] = {"name": call.queue, "queue": call.queue, "task": call.task}
             named |= {"workflow": bool(options.get("workflow")), "lifetime_ms": int(str(options.get("lifetime", 0)))}
             definition = Definition(**(named | given | when))
-            if len(call.task) > MAX_TASK:
-                raise UsageError(
-                    f"schedule {definition.name!r}: its payload has {len(call.task):,} bytes, at most {MAX_TASK:,} fit"
-                )
-            self._declarations.add_schedule(definition)
+            self._declarations.add_schedule(check_schedule_task(definition))
 
         unnamed: dict[str, Any] = {"name": "", "queue": "", "task": b""}
         Trigger(Definition(**(unnamed | given | when)))  # raises if the expression or zone is not valid

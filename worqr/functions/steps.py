@@ -79,14 +79,14 @@ class Step(Generic[P, R]):
         if run is None or run.flow is None:
             return self._fn(*args, **kwargs)
         remedy = f"give one of them a name, as in {self._name}.named('...')(...)"
-        key = run.flow.key(self._key or self._key_of(args, kwargs), remedy)
+        key = run.flow.key(self._key or self._key_of(run.flow, args, kwargs), remedy)
         return cast("R", run.flow.take_step(key, self._fn, args, kwargs, self._policy))
 
-    def _key_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """Return the name of a call with these arguments; a digest of them if they are long."""
+    def _key_of(self, flow: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Return the name of a call with these arguments; a digest of them if they are long, or the mesh has a codec."""
         arguments = self._codec.encode(self._codec.bind(args, kwargs)).decode("utf-8", "replace")
         key = f"{self._name} {arguments}"
-        if len(key.encode()) > MAX_NAME - len(" #100000"):
+        if len(key.encode()) > MAX_NAME - len(" #100000") or flow.must_hide(key):
             key = f"{self._name} {hashlib.sha256(arguments.encode()).hexdigest()[:32]}"
         return key
 

@@ -362,6 +362,8 @@ class PeerFactory(Generic[S]):
             history_queues=ours.history_queues,
             observer=self.client.observer,
             relocation=self.client.relocation,
+            values=self.client.values,
+            redact_errors=server.redact_errors,
             runs_in=ours.runs_in or ("loop" if host is None else "asyncio"),
             asyncio_loop=host,
         )

@@ -38,7 +38,6 @@ from worqr.inside import engine_of, readings_of
 from worqr.log_events import emit
 from worqr.mesh_records import Health
 from worqr.peer.error_throttle import wait_done
-from worqr.peer.executors.asyncio_loop import HostLoop
 from worqr.peer.options import GRACE, check_concurrency
 from worqr.peer.peer import Peer, PeerReadings
 from worqr.tracebacks import text_of
@@ -692,6 +691,10 @@ async def joined_under_asyncio(factory: PeerFactory[Any], options: Mapping[str, 
     stop_at_exit()
     grace = seconds(options.get("grace", GRACE), "grace")
     async with factory.client.connections.open():
+        from worqr.peer.executors.asyncio_loop import (
+            HostLoop,  # imports asyncio, which most programs on Trio do without
+        )
+
         host, calls, peers = HostLoop(is_exiting), TrioCalls(), list[Peer]()
 
         @asynccontextmanager

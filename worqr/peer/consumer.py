@@ -35,12 +35,13 @@ from itertools import count
 from math import inf
 from random import random
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from weakref import WeakSet
 
 import trio
 
 from worqr import ops
+from worqr.codecs import TRY_AGAIN, StoredValues, WrongKey
 from worqr.command import Command
 from worqr.errors import ClaimLost, Unavailable, UsageError
 from worqr.keys import QueueKeys, shard_of
@@ -49,23 +50,24 @@ from worqr.link import Link
 from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_ITEMS, Child, NotedChildren, StartReply, Wait
 from worqr.peer import forks
-from worqr.peer.error_throttle import sleep_aligned
-from worqr.peer.executors.offloaded import Frames, Handler
+from worqr.peer.error_throttle import ErrorThrottle, sleep_aligned
+from worqr.peer.executors.offloaded import Frames, Handler, named_after
 from worqr.peer.leader.leader import Leader
-from worqr.peer.run import PolicyFields, Run, RunHost, Save, Timer, current_run
+from worqr.peer.run import PolicyFields, Run, RunHost, Save, Timer, current_run, opened_fields
 from worqr.peer.scheduler import ClaimRequest, Scheduler, Share
 from worqr.peer.session import Registration, Session
 from worqr.peer.settler import Settler
 from worqr.peer.task_log import RUN, Began, note_started, run_fields
 from worqr.peer.task_log import logger as task_log
 from worqr.policy import Policy, Undecodable
-from worqr.records import CancelReason
-from worqr.remote_error import remote_error
+from worqr.records import CancelReason, RemoteError
+from worqr.remote_error import redacted, remote_error
 from worqr.stored_values import whole
 from worqr.tracebacks import is_a, leaves_of, one_line, text_of
 
 if TYPE_CHECKING:
     from worqr.link import Subscription
+    from worqr.peer.list_run import ListRun
     from worqr.peer.run_reports import RunReports
     from worqr.peer.settler import Settles
 
@@ -667,6 +669,9 @@ UNREADABLE = (
     "queue %(queue)r, claim %(claim)d: the record of the job cannot be read: %(error)s; "
     "it is in the dead-letter queue: worqr undecodable %(queue)r"
 )
+LARGE = 256 * 1024
+"""Bytes of a payload that is decoded in a thread: on the event loop, it would delay all others."""
+WRONG_KEY = "queue %(queue)r: its tasks wait, and are tried again every %(retry_in)d s: %(error)s"
 REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
 
 
@@ -681,6 +686,8 @@ class ConsumerServices:
     settler: Settler
     reports: RunReports
     reconciler: Reconciler
+    values: StoredValues | None = None
+    redacts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -737,8 +744,31 @@ class QueueConsumer:
         self.lifecycle: Lifecycle = Lifecycle()
         self.options: QueueOptions = options or QueueOptions()
         self.scheduler: Scheduler = services.scheduler
+        self.values: StoredValues | None = services.values
+        self.hides_arguments: bool = services.values is not None
+        self._throttle = ErrorThrottle(logger)
         self._settles = services.settler.settles
         self._services = services
+
+    def open_run(self, run: Run[Any]) -> None:
+        """Decode the payload of a run, and what its job has saved, by the codec of the mesh.
+
+        Raises:
+            WrongKey: The mesh does not have the key. The task is to go back uncounted, until a worker has it.
+            Undecodable: A value was changed, or is plain and must not be.
+        """
+        if (values := self.values) is None:
+            return
+        try:
+            run.open(values)
+        except WrongKey as error:
+            fields = {"queue": self.queue, "retry_in": round(TRY_AGAIN), "error": str(error)}
+            self._throttle.error("", "codec.wrong_key", WRONG_KEY, **fields)
+            raise
+
+    def as_stored(self, error: RemoteError) -> RemoteError:
+        """Return an error as the mesh stores it."""
+        return redacted(error) if self._services.redacts else error
 
     @property
     def id_suffix(self) -> str:
@@ -999,7 +1029,7 @@ class HandlerConsumer(QueueConsumer):
         options: QueueOptions | None = None,
     ) -> None:
         super().__init__(keys, services, policy, share, state, options)
-        self.handler: Handler = handler
+        self.handler: Handler = handler if services.values is None else self._opening(handler)
         self.begun: dict[int, Began] = {}
         self.run_ended: Callable[[Run[Any], bool, object, BaseException | None], None] = services.settler.ended
 
@@ -1014,6 +1044,36 @@ class HandlerConsumer(QueueConsumer):
         for run in runs:
             start(run)
 
+    def _opening(self, handler: Handler) -> Handler:
+        """Return a handler in front of which the payload of each run, and what its job has saved, are decoded.
+
+        A run whose key this mesh does not have goes back uncounted, until a worker has the key. Of a list, each such call is
+        settled alone.
+        """
+
+        async def open_one(run: Run[Any]) -> None:
+            if len(run.task) < LARGE:
+                self.open_run(run)
+            else:
+                await trio.to_thread.run_sync(self.open_run, run)
+
+        async def opened(task: bytes) -> object:
+            run = current_run.get()
+            if not run.is_list:
+                await open_one(run)
+                return await handler(run.task)
+            calls = cast("ListRun", run)
+            for item in tuple(calls.claimed):
+                try:
+                    await open_one(item)
+                except (WrongKey, Undecodable) as error:
+                    calls.remove(item)
+                    self._services.settler.ended(item, False, None, error)
+            calls.use_tasks()
+            return await handler(task) if calls.claimed else None
+
+        return named_after(handler, opened)
+
     def resume(self, run: Run[Any], waits: Sequence[Wait], ends: Mapping[str, bytes]) -> None:
         """Run a workflow again with the claim that it still holds, because waits of it ended while it was being suspended.
 
@@ -1026,12 +1086,17 @@ class HandlerConsumer(QueueConsumer):
             self._settles.give_back(self.keys, run.registration, [run.fence])
             self.ended(run)
             return
-        record = run.resumed(waits, ends)
+        ended = {name.encode(): value for name, value in ends.items()}
+        if self.values is not None:
+            ended = opened_fields(ended, self.values)
+        record = run.resumed(waits, ended)
         again = self.run_class(
             self, run.registration, run.fence, [part for pair in record.items() for part in pair], monotonic()
         )
         if run.progressed:
             again.note_progress()
+        if run.opened:
+            again.note_opened()
         if run.fence not in self.running:  # its units were freed, because the server had refused the suspension
             self.take(1)
         self.running[run.fence] = again

@@ -128,6 +128,12 @@ class Flow:
             number = self._numbers[key] = self._numbers.get(key, 0) + 1
         return key if number == 1 else f"{key} #{number}"
 
+    def must_hide(self, key: str) -> bool:
+        """Return True if arguments in the name of a call must not be stored, because the mesh has a codec. A job that began
+        without one goes on with the names that it has.
+        """
+        return self.run.host.hides_arguments and not self._state.has(key)
+
     def give_back(self, key: str) -> None:
         """Note that a call has stored nothing, so the next equal call of the task gets its key."""
         plain, _, number = key.rpartition(" #")

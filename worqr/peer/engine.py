@@ -67,7 +67,7 @@ class Engine:
         self.scheduler: Scheduler = Scheduler(settings.concurrency)
         self.executors: Executors = Executors(settings, self.scheduler)
         self.slots: Slots = Slots(self._interrupted)
-        self.reports: RunReports = RunReports(link)
+        self.reports: RunReports = RunReports(link, settings.values, redacts=settings.redact_errors)
         self.settler: Settler = Settler(
             *(link, self.scheduler, self.reports), max_result=settings.max_payload, observer=settings.observer
         )
@@ -79,7 +79,8 @@ class Engine:
         self.reconciler: Reconciler = Reconciler(link, self.consumers, self.settler, self.session, self.leader)
         self.stuck: StuckHandlerMonitor = StuckHandlerMonitor(self.consumers, self.slots, after=settings.stuck_after)
         services = ConsumerServices(
-            *(link, self.session, self.scheduler, self.slots, self.settler, self.reports, self.reconciler)
+            *(link, self.session, self.scheduler, self.slots, self.settler, self.reports, self.reconciler),
+            *(settings.values, settings.redact_errors),
         )
         self.queues: ConsumerRunner = ConsumerRunner(
             settings, services, self.executors, self.consumers, self.stuck, self.spawn

@@ -208,7 +208,7 @@ class ListRun(Run[Any]):
         item.join(self)
 
     def remove(self, item: ListItem) -> None:
-        """Remove a call that was cancelled before the run began."""
+        """Remove a call that was cancelled before the run began, or that the codec of the mesh cannot decode."""
         self.claimed.remove(item)
 
     def wait_until(self, closes_at: float) -> None:
@@ -227,12 +227,16 @@ class ListRun(Run[Any]):
         """Note that it is given to a slot at `now`, by ``time.monotonic()``. Its timeout is the shortest one of its calls."""
         self.begun = True
         self.began = now
-        self.calls = CallList([item.task for item in self.claimed])
+        self.use_tasks()
         timeouts = [item.policy.timeout for item in self.claimed if item.policy.timeout is not None]
         timeout = min(timeouts, default=None)
         self.policy: Policy = replace(self.policy, timeout=timeout)
         for item in self.claimed:
             item.begin_in_list(now, timeout)
+
+    def use_tasks(self) -> None:
+        """Let the handler get the payloads of its items, as they are now."""
+        self.calls = CallList([item.task for item in self.claimed])
 
     # Its end
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, cast
 import trio
 
 from worqr import ops
+from worqr.codecs import WrongKey
 from worqr.command import Command
 from worqr.errors import ClaimLost, ClaimSettled, Unavailable, UsageError
 from worqr.keys import QueueKeys
@@ -30,7 +31,7 @@ from worqr.peer.scheduler import Share
 from worqr.peer.session import Registration
 from worqr.peer.settler import Make, finisher, settle_call, snooze_call
 from worqr.peer.task_log import log_failure, log_snoozed
-from worqr.policy import Failure, Policy, Retry, RetryDecision, Snooze
+from worqr.policy import Failure, Policy, Retry, RetryDecision, Snooze, Undecodable
 from worqr.records import CancelReason, Outcome
 from worqr.remote_error import error_from_text
 from worqr.tracebacks import is_a
@@ -98,7 +99,9 @@ class Claim(Context):
             raise self._settled_error()
         if result is not None and not isinstance(result, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"a result must be bytes or None, not {type(result).__name__}")
-        lost = await self._owner.finish([self], {self.fence: encode_result(result, self._owner.max_result)})
+        lost = await self._owner.finish(
+            [self], {self.fence: encode_result(result, self._owner.max_result, self._owner.values)}
+        )
         if lost:
             raise ClaimLost(f"{self!r} was lost before it was finished: it runs or ran elsewhere")
 
@@ -149,7 +152,7 @@ class Claim(Context):
         """
         if not isinstance(why, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"why must be a str, not {type(why).__name__}")
-        error = error_from_text("Failure", why)
+        error = self._held.host.as_stored(error_from_text("Failure", why))
         call = ops.fail_task(self._held.host.keys, self._held.registration.worker, self.fence, error)
         self._check(await self._settle(call, "raised"), "failed")
         log_failure(self._held, RetryDecision("fail", Failure(why)))
@@ -268,10 +271,26 @@ class ManualConsumer(QueueConsumer):
 
     def accept(self, runs: Sequence[Run[Any]]) -> None:
         claims = [Claim(run) for run in runs if isinstance(run, HeldRun)]
+        if self.values is not None:
+            claims = [claim for claim in claims if self._is_open(claim)]
         if self.lifecycle.is_leaving and not self.buffer.has_waiting_calls:
             self.give_back(claims)
         else:
             self.buffer.put(claims)
+
+    def _is_open(self, claim: Claim) -> bool:
+        """Decode the payload of a claim. Return False if that cannot be done, after the claim was settled."""
+        run = claim._held
+        try:
+            self.open_run(run)
+        except (WrongKey, Undecodable) as error:
+            decision = run.decide(error)
+            call = settle_call(run, decision, run.describe(error).error)
+            self.release(claim)
+            self._settles.send(self.keys, run.registration, [run.fence], lambda _: call, lambda _word, _failure: None)
+            log_failure(run, decision)
+            return False
+        return True
 
     def give_back_unstarted(self) -> None:
         """Give back claims that were not taken, and wake all waiting calls, because no more claims arrive."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from worqr.client.client import ShardDirectory
 from worqr.client.topics import Subscribed
+from worqr.codecs import StoredValues
 from worqr.cron import Definition
 from worqr.embedded import Relocation
 from worqr.errors import UsageError, did_you_mean
@@ -148,6 +149,10 @@ class PeerSettings:
     """Set if a test drives this peer. Then schedules fire only when the test moves the clock."""
     relocation: Relocation | None = None
     """Where a test has moved the mesh to, for the worker processes."""
+    values: StoredValues | None = None
+    """Encodes and decodes what is stored; None: the mesh has no codec."""
+    redact_errors: bool = False
+    """Errors are stored without their texts."""
     runs_in: AsyncRunsIn = "loop"
     """Where async handlers run that do not declare it."""
     hosting: Hosting | None = None

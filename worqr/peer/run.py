@@ -8,6 +8,7 @@ that claimed it as a `RunHost`; a worker process and the testing package have ho
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +25,13 @@ import trio
 
 from worqr import inside
 from worqr.call_list import Outcomes
+from worqr.codecs import StoredValues
 from worqr.errors import UsageError
 from worqr.log_events import emit
 from worqr.ops import Child, NotedChildren, Result, Wait
 from worqr.policy import POLICY_FIELDS, Failure, Policy, RetryDecision, Undecodable, decide_retry
 from worqr.records import CancelReason, Failed
-from worqr.remote_error import Description, describe, failed_record
+from worqr.remote_error import TRACEBACKS_STEP, Description, describe, failed_record, redacted_step
 from worqr.stored_values import whole
 from worqr.tracebacks import is_a, text_of
 from worqr.validation import check_text, encode_json, name_of, qualname_of
@@ -60,7 +62,10 @@ MAX_STEP_NAME: Final = 200
 
 _MAKING: Final = threading.Lock()
 _STEP: Final = b"step:"
+_INTERNAL: Final = b"step:@"
+"""The start of the fields in which worqr itself saves something."""
 _END: Final = b"end:"
+_NAMED: Final = (b"step:", b"end:", b"try:", b"wait:", b"child:")
 _TRY: Final = b"try:"
 _WAIT: Final = b"wait:"
 RETRY_OF: Final = "retry of "
@@ -134,6 +139,55 @@ class End(NamedTuple):
         return cls(outcome.decode("ascii", "replace"), rest.split(b" ", 2)[-1])
 
 
+_FIRST: Final = re.compile(rb"first of \d+ jobs [0-9a-f]{32}( #\d+)?")
+"""The key of a wait for the first of several jobs, whose value is the key of a job."""
+
+
+def opened_fields(record: Mapping[bytes, bytes], values: StoredValues) -> dict[bytes, bytes]:
+    """Return those fields of a record that have values, decoded.
+
+    Raises:
+        WrongKey, Undecodable: as `StoredValues.decode`.
+    """
+    found: dict[bytes, bytes] = {}
+    for name, stored in record.items():
+        if name in {b"task", b"saved"}:
+            found[name] = values.decode(stored)
+        elif name.startswith(_STEP) and not name.startswith(_INTERNAL):
+            found[name] = values.decode_tagged(stored)
+        elif name.startswith(_END):
+            found[name] = opened_end(name.removeprefix(_END), stored, values)
+        elif name == b"job_ended":
+            length, _, rest = stored.partition(b" ")
+            size = whole(length, 0)
+            found[name] = b"%b %b%b" % (length, rest[:size], values.decode_tagged(rest[size:]))
+    return found
+
+
+def opened_end(key: bytes, stored: bytes, values: StoredValues) -> bytes:
+    """Return the record of how a wait, or a job of a workflow, has ended, with its value decoded. Raises as `opened_fields`."""
+    *facts, value = stored.split(b" ", 3)
+    is_value = facts[:1] in ([b"value"], [b"finished"]) and not _FIRST.fullmatch(key)
+    return b" ".join((*facts, values.decode_tagged(value))) if is_value else stored
+
+
+def redacted_save(save: Save) -> Save:
+    """Return what is saved, without the texts of errors."""
+    is_error = save.step == TRACEBACKS_STEP or save.value.startswith(b"failed ") or (save.number and save.step)
+    return save._replace(value=redacted_step(save.value)) if save.step and is_error else save
+
+
+def sealed_save(save: Save, values: StoredValues) -> Save:
+    """Return what is saved, as it is stored. Errors of steps, and what worqr saves itself, are no values of the application.
+
+    Raises:
+        UsageError: the codec cannot encode it.
+    """
+    if save.refused or save.step.startswith("@") or (save.step and save.number):
+        return save
+    return save._replace(value=values.encode_tagged(save.value) if save.step else values.encode(save.value))
+
+
 def _read_try(stored: bytes) -> tuple[int, int]:
     """Return how many tries of a step have failed, and when the first one began in ms, from a record; 0: it is not known."""
     number, _, told = stored.partition(b" ")
@@ -167,6 +221,7 @@ class SavedState:
             for name, value in record.items()
             if name.startswith(_TRY)
         }
+        self._record = record
         self._unsaved: set[str] = set()
         self._begun: set[str] = set()
         ends = [name for name in self._ends if not name.startswith(RETRY_OF)]
@@ -245,6 +300,10 @@ class SavedState:
         with self._lock:
             return sorted(self._unasked)
 
+    def has(self, name: str) -> bool:
+        """Return True if the record has something of this name: a step, a try of one, a wait, or a job of a workflow."""
+        return any(kind + name.encode() in self._record for kind in _NAMED)
+
     def tries_of(self, name: str) -> int:
         """Return how many tries of a step have failed."""
         return self._tries.get(name, (0, 0))[0]
@@ -298,11 +357,11 @@ class JobFields(dict[bytes, bytes]):
 
     _saved_state: SavedState
 
-    def resumed(self, waits: Sequence[Wait], ends: Mapping[str, bytes]) -> dict[bytes, bytes]:
+    def resumed(self, waits: Sequence[Wait], ends: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
         """Return the fields for another run under the same claim; see `Run.resumed`."""
         found = self.saved_state().fields(self)
         found |= {_WAIT + wait.key.encode(): b"" for wait in waits}
-        return found | {name.encode(): value for name, value in ends.items()}
+        return found | dict(ends)
 
     def saved_state(self) -> SavedState:
         """Return what the run knows of what its job has saved; from any thread."""
@@ -328,14 +387,22 @@ class Encoded(NamedTuple):
     value: bytes
 
 
+class FromProcess(NamedTuple):
+    """A result that a worker process has made bytes of. The codec of the mesh encodes it in the peer: the process has no keys."""
+
+    kind: str
+    value: bytes
+
+
 class NotEncoded(NamedTuple):
     """A result that could not be encoded where the handler ran."""
 
     why: str
 
 
-def encode_result(value: object, max_result: int) -> Result:
-    """Encode a handler's return value for storage: bytes unchanged, None as None, everything else as JSON.
+def encode_result(value: object, max_result: int, values: StoredValues | None = None) -> Result:
+    """Encode a handler's return value for storage: bytes unchanged, None as None, everything else as JSON; then by the codec of
+    the mesh.
 
     Raises:
         UsageError: it cannot be encoded, or is over `max_result` bytes.
@@ -344,10 +411,12 @@ def encode_result(value: object, max_result: int) -> Result:
         return value
     if type(value) is NotEncoded:
         raise UsageError(value.why)
-    if value is None:
+    if value is None or (type(value) is FromProcess and value.kind == "none"):
         return "none", b""
     try:
-        if issubclass(type(value), (bytes, bytearray, memoryview)):
+        if type(value) is FromProcess:
+            kind, encoded = value
+        elif issubclass(type(value), (bytes, bytearray, memoryview)):
             kind, encoded = "bytes", bytes(cast("bytes", value))
         else:
             kind, encoded = "json", encode_json(value)
@@ -355,6 +424,10 @@ def encode_result(value: object, max_result: int) -> Result:
         raise UsageError(
             f"its result cannot be kept: {qualname_of(type(value))} is neither bytes nor JSON ({text_of(error, 1000)})"
         ) from error
+    try:
+        encoded = encoded if values is None else values.encode(encoded)
+    except UsageError as error:
+        raise UsageError(f"its result cannot be kept: {error}") from error
     if len(encoded) > max_result:
         raise UsageError(
             f"its result cannot be kept: {len(encoded):,} bytes are over the limit of {max_result:,} "
@@ -386,7 +459,7 @@ def _encoded(run: Run[Any], value: object, max_result: int) -> object:
     if not run.keeps_result():
         return None
     try:
-        return Encoded(*encode_result(value, max_result))
+        return Encoded(*encode_result(value, max_result, run.host.values))
     except UsageError as error:
         return NotEncoded(str(error))
 
@@ -495,6 +568,16 @@ class RunHost(Protocol):
         """Note that the run of a workflow starts jobs; from any thread."""
         ...
 
+    @property
+    def values(self) -> StoredValues | None:
+        """Encodes what is stored, and decodes it; None: the mesh has no codec, or its peer does that for this process."""
+        ...
+
+    @property
+    def hides_arguments(self) -> bool:
+        """The mesh has a codec: the names of steps and jobs of workflows have digests of arguments."""
+        ...
+
 
 class Offloaded(Protocol):
     """The part that the peer uses of a run whose handler runs in a thread, on an asyncio loop or in a process."""
@@ -587,10 +670,11 @@ class Run(Generic[Host]):
         flow: what it knows of its durable calls; None: it is not the run of a workflow here.
         suspension: with what it is suspended; None: it is not.
         progressed: it got further than the runs before it, and the counters of its job have begun anew.
+        opened: its payload, and what its job has saved, were decoded by the codec of the mesh.
     """
 
     __slots__ = (
-        *("task", "fence", "began", "record", "policy", "host", "registration", "progressed"),
+        *("task", "fence", "began", "record", "policy", "host", "registration", "progressed", "opened"),
         *("state", "cancel_reason", "scope", "timer", "offloaded", "described", "flow", "suspension"),
     )
 
@@ -618,6 +702,7 @@ class Run(Generic[Host]):
         self.flow: Flow | None = None
         self.suspension: Suspension | None = None
         self.progressed: bool = False
+        self.opened: bool = False
         if isinstance(entry, bytes):
             self.task = entry
             self.record = None
@@ -729,6 +814,24 @@ class Run(Generic[Host]):
                     if run is self:
                         wake()
 
+    def open(self, values: StoredValues) -> None:
+        """Decode its payload and what its job has saved, before its handler begins.
+
+        Raises:
+            WrongKey: a value has a key that this mesh does not have.
+            Undecodable: a value was changed, or is plain and must not be.
+        """
+        if not self.opened:
+            record = None if self.record is None else {**self.record, **opened_fields(self.record, values)}
+            self.task = values.decode(self.task)
+            if record is not None:
+                self.record = JobFields(record)
+            self.opened = True
+
+    def note_opened(self) -> None:
+        """Note that it was made of decoded fields."""
+        self.opened = True
+
     def begin_flow(self, flow: Flow) -> None:
         """Note that the handler of a workflow begins."""
         self.flow = flow
@@ -838,7 +941,7 @@ class Run(Generic[Host]):
         """Return what it knows of what its job has saved; from any thread. Its task becomes a job, if it is none."""
         return self._become_job().saved_state()
 
-    def resumed(self, waits: Sequence[Wait], ends: Mapping[str, bytes]) -> dict[bytes, bytes]:
+    def resumed(self, waits: Sequence[Wait], ends: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
         """Return the fields of the record for another run under this claim: as they were delivered, with what was saved since.
 
         Args:

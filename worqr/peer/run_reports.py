@@ -13,19 +13,21 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from trio_util import RepeatedEvent
 
 from worqr import ops
+from worqr.codecs import StoredValues, WrongKey
 from worqr.errors import ClaimLost, UsageError
 from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Child, NotedChildren
-from worqr.peer.run import FULL, Run, Save
-from worqr.policy import Failure
+from worqr.peer.run import FULL, Run, Save, opened_end, redacted_save, sealed_save
+from worqr.policy import Failure, Undecodable
 
 if TYPE_CHECKING:
     from worqr.peer.consumer import QueueConsumer
@@ -46,9 +48,11 @@ class RunReports:
         unsent: the latest progress of runs, by base and claim.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, values: StoredValues | None = None, *, redacts: bool = False) -> None:
         self.unsent: dict[tuple[str, int], tuple[Run[QueueConsumer], float | None, str]] = {}
         self._link = link
+        self._values = values
+        self._redacts = redacts
         self._token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()
         self._reported = RepeatedEvent()
@@ -69,6 +73,11 @@ class RunReports:
         """
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()  # a task that stops waiting does not cancel it
+        try:
+            save = self._as_stored(save)
+        except UsageError as error:
+            done.set_exception(error)
+            return done
         if self._in_loop:
             self._send_save(run, save, done)
         else:
@@ -77,6 +86,12 @@ class RunReports:
             except trio.RunFinishedError:
                 done.set_exception(ClaimLost(LOST))
         return done
+
+    def _as_stored(self, save: Save) -> Save:
+        """Return what a run saves as the mesh stores it. Raises UsageError if its codec cannot encode it."""
+        if self._redacts:
+            save = redacted_save(save)
+        return save if self._values is None else sealed_save(save, self._values)
 
     def _send_save(self, run: Run[Any], save: Save, done: Future[None]) -> None:
         def replied(word: str | None, error: Exception | None) -> None:
@@ -106,10 +121,14 @@ class RunReports:
         done.set_running_or_notify_cancel()
 
         def replied(noted: NotedChildren | None, error: Exception | None) -> None:
-            if noted is None:
+            try:
+                found = None if noted is None else self._opened(noted, children)
+            except (WrongKey, Undecodable) as raised:
+                found, error = None, raised
+            if found is None:
                 done.set_exception(error or ClaimLost(LOST))
             else:
-                done.set_result(noted)
+                done.set_result(found)
 
         def send() -> None:
             if run.settled or run.registration.dead:
@@ -126,6 +145,16 @@ class RunReports:
             except trio.RunFinishedError:
                 done.set_exception(ClaimLost(LOST))
         return done
+
+    def _opened(self, noted: NotedChildren, children: Sequence[Child]) -> NotedChildren:
+        """Return what the server knows of jobs that a run starts, with their results decoded."""
+        if (values := self._values) is None:
+            return noted
+        opened = [
+            child if child.end is None else child._replace(end=opened_end(each.key.encode(), child.end, values))
+            for child, each in zip(noted.children, children, strict=False)
+        ]
+        return replace(noted, children=opened)
 
     # Progress
 

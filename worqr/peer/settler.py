@@ -179,7 +179,7 @@ class Settler:
         """
         if run.keeps_result():
             try:
-                result = encode_result(value, self._max_result)
+                result = encode_result(value, self._max_result, run.host.values)
             except UsageError as error:
                 self.fail_run(run, Failure(str(error)))
                 return
@@ -363,7 +363,7 @@ def finisher(consumer: QueueConsumer, registration: Registration, results: Mappi
 
 def settle_call(run: Run[QueueConsumer], decision: RetryDecision, error: RemoteError) -> Command[str]:
     """Return the call that ends a claim whose run raised. `error`: that of the decision, as text."""
-    keys, worker = run.host.keys, run.registration.worker
+    keys, worker, error = run.host.keys, run.registration.worker, run.host.as_stored(error)
     if decision.kind != "retry":
         return ops.fail_task(keys, worker, run.fence, error, undecodable=decision.kind == "undecodable")
     return ops.retry_task(
@@ -386,7 +386,7 @@ def unsettled_call(run: Run[QueueConsumer], why: str) -> Command[str]:
     """Return the call that ends a claim as failed, because settling its run raised an error. It reads nothing of its job."""
     error, policy = error_from_text("Unsettled", f"worqr could not settle the run as it ended: {why}"), run.policy
     return ops.retry_task(
-        *(run.host.keys, run.registration.worker, run.fence, error),
+        *(run.host.keys, run.registration.worker, run.fence, run.host.as_stored(error)),
         counter="failures",
         limit=policy.max_failures,
         delay_ms=round(policy.delay(0) * 1000),
@@ -401,7 +401,7 @@ def timeout_call(run: Run[QueueConsumer], why: str, delay: float, *, last: bool)
     if run.offloaded is not None and run.offloaded.killed_output:
         error = with_stderr(error, run.offloaded.killed_output)
     return ops.retry_task(
-        *(run.host.keys, run.registration.worker, run.fence, error),
+        *(run.host.keys, run.registration.worker, run.fence, run.host.as_stored(error)),
         counter="timeouts",
         limit=0 if last else run.policy.max_timeouts,
         since_ms=run.failing_since,

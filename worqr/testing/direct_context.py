@@ -14,6 +14,7 @@ import trio
 from worqr.batches import BatchInfo, BatchRef, EndedJob, with_result
 from worqr.client.client import Client
 from worqr.client.producer import Call
+from worqr.codecs import StoredValues
 from worqr.errors import JobCancelled, JobFailed, UsageError
 from worqr.job_options import check_id, encode_options
 from worqr.ops import Child, NotedChild, NotedChildren, Wait
@@ -37,6 +38,8 @@ class _NoConsumer:
         self.base = ""
         self.id_suffix = ""
         self.policy = Policy()
+        self.values: StoredValues | None = None
+        self.hides_arguments = False
         self.state = state
         self.reported: list[tuple[float | None, str]] = []
         self.extended: list[float] = []

@@ -222,7 +222,9 @@ async def test_what_a_producer_remembers_of_names_is_bounded(monkeypatch: pytest
         assert noted.is_due(f"Q{n}")
     assert len(noted) <= 100
     assert not noted.is_due("Q999")
-    monkeypatch.setattr("worqr.client.client.time", SimpleNamespace(monotonic=lambda: time.monotonic() + ops.NOTE_EVERY))
+    monkeypatch.setattr(
+        "worqr.client.client.time", SimpleNamespace(monotonic=lambda: time.monotonic() + ops.NOTE_EVERY)
+    )
     for n in range(1000, 1100):
         noted.is_due(f"Q{n}")
     assert len(noted) <= 100

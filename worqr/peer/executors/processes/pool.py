@@ -57,7 +57,7 @@ from worqr.peer.executors.processes.protocol import (
     replies,
 )
 from worqr.peer.list_run import ListRun
-from worqr.peer.run import Encoded, Run, RunHost, Save, check_thread, current_run
+from worqr.peer.run import FromProcess, Run, RunHost, Save, check_thread, current_run
 from worqr.policy import ChildError, Failure, RateLimited, Retry, Snooze, Stalled, Suspended, Undecodable
 from worqr.records import RemoteError
 from worqr.remote_error import error_from_text, with_stderr
@@ -717,6 +717,7 @@ def _request(function: Name, run: Run[RunHost], carrier: dict[str, str]) -> RunR
             carrier,
         ),
         calls,
+        hides_arguments=run.host.hides_arguments,
     )
 
 
@@ -779,7 +780,7 @@ def _list_outcome(
 def _outcome(answer: Returned | Raised, child: WorkerProcess) -> object:
     """Return what the function returned, or raise what it raised."""
     if isinstance(answer, Returned):
-        return None if answer.kind is None else Encoded(answer.kind, answer.value)
+        return None if answer.kind is None else FromProcess(answer.kind, answer.value)
     raise _error_of(answer, with_stderr(answer.error, child.output.tail()))
 
 

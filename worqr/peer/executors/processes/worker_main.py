@@ -27,6 +27,7 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from worqr import errors
+from worqr.codecs import StoredValues
 from worqr.embedded import relocate, use_embedded
 from worqr.errors import ClaimLost, UsageError, WorqrError
 from worqr.ops import Child, NotedChildren
@@ -241,6 +242,8 @@ class ProcessHost:
         self.base: str = request.base
         self.id_suffix: str = request.id_suffix
         self.policy: Policy = request.policy
+        self.hides_arguments: bool = request.hides_arguments
+        self.values: StoredValues | None = None
         self.state = state
         self._pipe = pipe
         self.report_progress: Callable[[Run[Any], float | None, str], None] = progress.report
