@@ -16,13 +16,15 @@ from tests.peer.tools import eventually
 from tests.support.children import Child
 from tests.support.servers import Server
 from worqr.client import topics
-from worqr.client.topics import Event, _Patterns, check_patterns, check_topic
+from worqr.client.topics import _Patterns, check_patterns, check_topic
 from worqr.errors import UsageError
 from worqr.functions.registry import Registry
 from worqr.inside import client_of
 from worqr.testing import bench, recording
 
-pytestmark = pytest.mark.leaves("topics", "{*}:job:*", "{*}:due", "{*}:sent:*", "{*}:failed", "{*}:aside:*")
+pytestmark = pytest.mark.leaves(
+    "topics", "{*}:job:*", "{*}:due", "{*}:sent:*", "{*}:failed", "{*}:aside", "{*}:aside:*"
+)
 SEGMENTS = st.sampled_from("abc")
 TOPICS = st.lists(SEGMENTS, min_size=1, max_size=8).map(".".join)
 PATTERNS = st.builds(
@@ -185,23 +187,59 @@ async def test_a_publisher_that_dies_between_its_sends_has_published(
         assert sorted(each[:3] for each in got) == [("audit", 7, "e:x"), ("mail", 7, "e:x")]
 
 
+def event(to: tuple[str, ...], **more: object) -> bytes:
+    """The job of an event, as any program may write it."""
+    return msgspec.json.encode({"id": "x", "topic": "order.paid", "value": {"number": 1}, "to": to, "hops": 1, **more})
+
+
 async def test_who_cancels_the_job_of_an_event_does_not_get_it_again(mesh: worqr.Mesh) -> None:
     shop(mesh)
     async with mesh.join(only=["audit"]):
         await mesh.publish("order.paid", Order(1), id="x")
         assert (await mesh.queue("mail").job("e:x").cancel()).waiting == 1
-        event = Event("x", "order.paid", msgspec.Raw(b'{"number":1}'), ("audit", "mail", "other"), 1, 2e9)
-        await topics.redelivery(client_of(mesh))(msgspec.json.encode(event))
+        again = await mesh.queue("worqr.publish").dispatch(event(("audit", "mail", "other")), result_ttl=60)
+        await again.result()
         assert await mesh.queue("mail").count() == 0
         assert await mesh.queue("other").count() == 0  # which is not subscribed
 
 
-async def test_what_a_queue_does_not_take_in_three_days_is_a_dead_letter(mesh: worqr.Mesh) -> None:
+ODD_TIMES: tuple[dict[str, object], ...] = (
+    *({"at": at} for at in (9e18, -1, 0.0, None, "NaN", 1e300)),
+    *({"first": first} for first in (b"", b"-1", b"nan", b"1", b"1e300", b"9" * 18, b"9" * 400, b"\xff")),
+)
+
+
+async def test_an_event_is_a_dead_letter_after_its_reach_whatever_times_others_write(
+    mesh: worqr.Mesh,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topics, "GIVE_UP_AFTER", 0.2)
+    monkeypatch.setattr(topics, "LEAST_PAUSE", 0.05)
+    shop(mesh, max_length=1)
+    async with mesh.join(only=["audit"]):
+        await mesh.queue("mail").enqueue(b"full")
+        publishing = mesh.queue("worqr.publish")
+        await publishing.enqueue(event(("mail",), id="plain"))
+        for n, odd in enumerate(ODD_TIMES):
+            job = await publishing.dispatch(event(("mail",), **{"id": str(n), **odd}), id=str(n), delay=3600)
+            if "first" in odd:
+                server.client().hset(f"{mesh.prefix}:{{worqr.publish}}:job:{n}", "first", odd["first"])
+            assert await publishing.run_now(job.id)
+        await eventually(publishing.failed.count, len(ODD_TIMES) + 1)
+        assert await publishing.count() == 0
+        assert await mesh.queue("mail").count() == 1
+
+
+async def test_what_a_queue_has_not_taken_is_not_sent_after_six_days(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "SEND_WITHIN", 0.0)
+    monkeypatch.setattr(topics, "GIVE_UP_AFTER", 0.0)
     shop(mesh)
     async with mesh.join(only=["audit"]):
-        event = Event("x", "order.paid", msgspec.Raw(b"1"), ("mail",), 1, 0.0)
-        with pytest.raises(worqr.Failure, match="'mail'"):
-            await topics.redelivery(client_of(mesh))(msgspec.json.encode(event))
+        await mesh.queue("worqr.publish").dispatch(event(("mail",)))
+        await eventually(mesh.queue("worqr.publish").failed.count, 1)
         assert await mesh.queue("mail").count() == 0
 
 
