@@ -302,6 +302,12 @@ async def schedules(visit: Visit) -> Rows:
     return _page(visit, found, fields_of)
 
 
+async def topics(visit: Visit) -> Rows:
+    """What queues are subscribed to."""
+    found, _ = await pages.subscribers(visit)
+    return _page(visit, found, asdict)
+
+
 async def log(visit: Visit) -> Rows:
     """The log of the mesh."""
     found, _ = await pages.with_state(visit, partial(pages.chosen_entries, visit))
@@ -352,6 +358,7 @@ READERS: Final[dict[str, Callable[[Visit], Awaitable[Rows]]]] = {
     "/api/v1/dead-letters": records,
     "/api/v1/workers": workers,
     "/api/v1/schedules": schedules,
+    "/api/v1/topics": topics,
     "/api/v1/log": log,
     "/api/v1/bulk": bulk,
 }

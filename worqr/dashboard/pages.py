@@ -26,7 +26,7 @@ from worqr.dashboard.request import Visit
 from worqr.dashboard.state import MeshState, is_empty_failure_queue, needs_of, read_state
 from worqr.errors import UsageError
 from worqr.inside import client_of
-from worqr.keys import MAX_SHARDS, QueueKeys, RegistryKeys
+from worqr.keys import MAX_SHARDS, PUBLISH, QueueKeys, RegistryKeys
 from worqr.mesh_records import LaneInfo, LogEntry, QueueInfo, WorkerInfo, is_in_use
 from worqr.ops import FIND_DEPTH
 from worqr.records import MOST_RECENT, EndedRun, Entry, Failed, JobRecord, Matches, Status, TaskInfo
@@ -36,6 +36,7 @@ from worqr.views.tables import age_of, open_waits
 
 if TYPE_CHECKING:
     from worqr.client.queue import Queue
+    from worqr.client.topics import Subscription
     from worqr.ops import ServedPolicy
 
 
@@ -799,6 +800,61 @@ NEXT: Final = 5
 """Times that the page of one schedule lists."""
 LAST: Final = 20
 """Runs that it lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """A pattern of topics to which a queue is subscribed, and the tasks of the queue."""
+
+    pattern: str
+    queue: str
+    app: str
+    seen: float
+    waiting: int
+    delivered: int
+    refused: int
+    dead: int
+
+
+async def subscribers(visit: Visit) -> tuple[list[Subscriber], MeshState]:
+    """Return the subscriptions of the queues that this viewer sees, and the state of the mesh."""
+
+    async def read(_before: list[Subscription] | None) -> list[Subscription]:
+        return await visit.mesh.topics()
+
+    found, state = await with_state(visit, partial(visit.looks.get, "topics", read))
+    infos = {info.name: info for info in state.queues}
+
+    def row(each: Subscription) -> Subscriber:
+        info = infos.get(each.queue)
+        numbers = (0, 0, 0, 0)
+        if info is not None:
+            counts = info.counts
+            numbers = (
+                info.waiting,
+                counts.get("enqueued", 0),
+                counts.get("refused", 0),
+                info.failed + info.undecodable,
+            )
+        return Subscriber(each.pattern, each.queue, each.app, each.seen, *numbers)
+
+    return [row(each) for each in found if visit.viewer.sees(each.queue)], state
+
+
+async def topics(visit: Visit) -> Response:
+    """What queues are subscribed to, and the events that some queue has not got."""
+    found, state = await subscribers(visit)
+    publishing = next((info for info in state.queues if info.name == PUBLISH), None)
+    start = start_of_page(visit)
+    return visit.page(
+        "topics.html",
+        live="",
+        found=found[start : start + PAGE],
+        total=len(found),
+        start=start,
+        size=PAGE,
+        publishing=publishing,
+    )
 
 
 async def schedules(visit: Visit) -> Response:
