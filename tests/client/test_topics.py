@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
+import sniffio
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +19,8 @@ import worqr
 from tests.peer.conftest import NewMesh, mesh, new_mesh  # noqa: F401 - fixtures
 from tests.peer.tools import eventually
 from tests.support.children import Child
+from tests.support.clusters import Cluster, cluster, cluster_of_module  # noqa: F401 - fixtures
+from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.client import topics
 from worqr.client.topics import _Patterns, check_patterns, check_topic
@@ -271,6 +278,70 @@ async def test_a_subscription_ends_by_command_and_a_pattern_that_left_the_code_a
         assert not await mesh.unsubscribe("mail")
         assert (await mesh.publish("order.paid", Order(1))).to == ("audit",)
         assert [entry.queue for entry in await mesh.log() if entry.kind == "unsubscribed"] == ["mail"]
+
+
+PLACES = worqr.Mesh()
+
+
+@PLACES.on("order.paid", name="loop", runs_in="loop", result_ttl=60)
+async def in_loop(order: Order) -> str:
+    return f"{order.number} {sniffio.current_async_library()}"
+
+
+@PLACES.on("order.paid", name="asyncio", runs_in="asyncio", result_ttl=60)
+async def in_asyncio(order: Order) -> str:
+    return f"{order.number} {sniffio.current_async_library()}"
+
+
+@PLACES.on("order.paid", name="thread", result_ttl=60)
+def in_thread(order: Order) -> int:
+    return os.getpid()
+
+
+@PLACES.on("order.paid", name="process", runs_in="process", result_ttl=60)
+def in_process(order: Order) -> int:
+    return os.getpid()
+
+
+async def test_subscribers_run_in_each_place(server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PLACES, "url", server.url)
+    monkeypatch.setattr(PLACES, "prefix", prefix)
+    async with PLACES.join(processes=1):
+        await PLACES.publish("order.paid", Order(7), id="x")
+        assert await in_loop.job("e:x").result(timeout=PATIENCE) == "7 trio"
+        assert await in_asyncio.job("e:x").result(timeout=PATIENCE) == "7 asyncio"
+        assert await in_thread.job("e:x").result(timeout=PATIENCE) == os.getpid()
+        assert await in_process.job("e:x").result(timeout=PATIENCE) != os.getpid()
+
+
+@pytest.mark.one_server
+async def test_each_node_and_shard_of_a_cluster_gets_its_events(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "LEAST_PAUSE", 0.1)
+    worker, publisher = worqr.Mesh(cluster.url), worqr.Mesh(cluster.url)
+    got: Counter[tuple[str, int, str]] = Counter()
+
+    def subscribe(name: str, **options: Any) -> None:
+        @worker.on("order.*", name=name, **options)
+        async def note(order: Order) -> None:
+            got[name, order.number, worqr.current().id or ""] += 1
+
+    queues = ("Q0", "Q1", "Q2")  # one on each node
+    subscribe("Q0")
+    subscribe("Q1", shards=4)
+    subscribe("Q2", max_length=3)
+    async with worker.join(concurrency=1), publisher.connect():
+        async with trio.open_nursery() as nursery:
+            for number in range(40):
+                nursery.start_soon(partial(publisher.publish, "order.paid", Order(number), id=str(number)))
+        await publisher.queue("worqr.publish").run_now(
+            *(f"e:{number}" for number in range(40))
+        )  # what was left of them
+        await publisher.queue("worqr.publish").dispatch(event(queues, id="40", value={"number": 40}))
+        await come(lambda: len(got), 3 * 41)
+        await eventually(publisher.queue("worqr.publish").count, 0)
+    assert got == Counter({(name, number, f"e:{number}"): 1 for name in queues for number in range(41)})
 
 
 def test_a_handler_must_take_the_value() -> None:
