@@ -65,6 +65,9 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         prefix: The first part of all keys. Two meshes on one server need two prefixes, because channels ignore the database
             number.
         app: The application's name, for lists of workers and for the server's list of clients.
+        deploy: The number of this version of the application, which grows with each: the time of the build, for example. Schedules
+            and subscriptions that only older deploys of the same `app` declare are removed when no worker of those runs any
+            more. Needs `app`. None: schedules are removed after a day, subscriptions by ``mesh.unsubscribe``.
         patience: Seconds that a call waits for an unavailable server before it raises `Unavailable`. More than 0, at most 1800.
         keepalive: Seconds without a heartbeat after which a worker counts as dead and its tasks return to their queues. At
             least 1. None: never; its tasks then wait for `evict`.
@@ -105,6 +108,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         *,
         prefix: str = "worqr",
         app: str = "",
+        deploy: int | None = None,
         patience: Seconds = 30,
         keepalive: Seconds | None = 3,
         block_limit: Seconds = 15,
@@ -131,6 +135,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             self, block_limit, lifespan, asyncio_lifespan, middleware, runs_in, around_thread, process_lifespan
         )
         self._set_history(history, history_queues)
+        self._set_deploy(deploy, self.app)
         self._client = Client(self, StarvationDetector)
         self._declarations = Declarations(self._client)
         self._peers = PeerFactory(self, self._client, self._declarations)
