@@ -65,9 +65,9 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         prefix: The first part of all keys. Two meshes on one server need two prefixes, because channels ignore the database
             number.
         app: The application's name, for lists of workers and for the server's list of clients.
-        deploy: The number of this version of the application, which grows with each: the time of the build, for example. Schedules
-            and subscriptions that only older deploys of the same `app` declare are removed when no worker of those runs any
-            more. Needs `app`. None: schedules are removed after a day, subscriptions by ``mesh.unsubscribe``.
+        deploy: The number of this version of the application, which grows with each: for example, the time of the build.
+            Schedules and subscriptions that only older deploys of the same `app` declare are removed when no worker of those
+            runs any more. Needs `app`. None: schedules are removed after a day, subscriptions by ``mesh.unsubscribe``.
         patience: Seconds that a call waits for an unavailable server before it raises `Unavailable`. More than 0, at most 1800.
         keepalive: Seconds without a heartbeat after which a worker counts as dead and its tasks return to their queues. At
             least 1. None: never; its tasks then wait for `evict`.

@@ -298,8 +298,8 @@ async def schedules(visit: Visit) -> Rows:
     """The schedules."""
     if not visit.viewer.sees_all:
         raise Refused(403, "Schedules are shown to viewers who see all queues only.")
-    found, _ = await pages.with_state(visit, partial(pages.all_schedules, visit))
-    return _page(visit, found, fields_of)
+    found, following = await pages.page_of_schedules(visit, _limit(visit))
+    return Rows([fields_of(each) for each in found], {"after": following} if following else {})
 
 
 async def topics(visit: Visit) -> Rows:

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from worqr import ops
 from worqr.client.inspection import ask_each, list_jobs, merge_queue_info
 from worqr.client.queue import queue_named
-from worqr.client.schedules import all_schedules as read_schedules
 from worqr.client.schedules import find_schedule, schedule_of, schedules_of
 from worqr.cron import Schedule
 from worqr.dashboard.dead_letters import read_counts, read_records
@@ -201,15 +200,27 @@ async def all_workers(visit: Visit) -> list[WorkerInfo]:
     return await visit.looks.get("workers", read)
 
 
-async def all_schedules(visit: Visit) -> list[Schedule]:
-    """Return the schedules; none to a viewer who does not see all queues, because a schedule does not name its queue."""
+async def page_of_schedules(visit: Visit, limit: int) -> tuple[list[Schedule], str]:
+    """Return one page of the schedules whose names begin with the text of the filter, and the name after which the next begins.
+
+    Of the stored ones, nothing but the page is read. A viewer who does not see all queues gets none, because a schedule does not
+    name its queue.
+    """
     if not visit.viewer.sees_all:
-        return []
-
-    async def read(_before: list[Schedule] | None) -> list[Schedule]:
-        return await visit.mesh.schedules()
-
-    return [_without_secrets(each, visit) for each in await visit.looks.get("schedules", read)]
+        return [], ""
+    client, keys = client_of(visit.mesh), RegistryKeys(visit.mesh.prefix)
+    prefix, after = visit.text("q"), visit.text("after")
+    survey, (stored, now), _ = await gathered(
+        [
+            partial(client.ask, ops.survey_schedules(keys)),
+            partial(client.ask, ops.page_schedules(keys, prefix, after, limit + 1)),
+            partial(look, visit),
+        ]
+    )
+    declared = [row for row in survey.rows if row.name.startswith(prefix) and row.name > after]
+    rows = sorted([*declared, *stored], key=lambda row: row.name)
+    found = await schedules_of(client, rows[:limit], now)
+    return [_without_secrets(each, visit) for each in found], rows[limit - 1].name if len(rows) > limit else ""
 
 
 def _without_secrets(schedule: Schedule, visit: Visit) -> Schedule:
@@ -219,22 +230,23 @@ def _without_secrets(schedule: Schedule, visit: Visit) -> Schedule:
     return replace(schedule, last_outcome=replace(last, error=visit.redactor.text(last.error)))
 
 
-async def _planned_schedules(visit: Visit) -> list[Schedule]:
-    """Return the schedules, without how their last runs ended."""
+async def _late_schedules(visit: Visit) -> list[Schedule]:
+    """Return the schedules that have been due for longest, without how their last runs ended."""
     if not visit.viewer.sees_all:
         return []
-    client = client_of(visit.mesh)
+    client, keys = client_of(visit.mesh), RegistryKeys(visit.mesh.prefix)
 
     async def read(_before: list[Schedule] | None) -> list[Schedule]:
-        rows, now = await read_schedules(client.ask, RegistryKeys(client.settings.prefix))
-        return [schedule_of(row, now) for row in rows]
+        names = await client.ask(ops.list_due_schedules(keys, 0))
+        survey = await client.ask(ops.survey_schedules(keys, names[:PAGE])) if names else None
+        return [] if survey is None else [schedule_of(row, survey.now) for row in survey.rows]
 
-    return await visit.looks.get("planned schedules", read)
+    return await visit.looks.get("late schedules", read)
 
 
 async def overview(visit: Visit) -> Response:
     """The totals, what needs attention, the busiest queues, and the workers."""
-    read = partial(unless_refused, partial(_planned_schedules, visit), list[Schedule]())
+    read = partial(unless_refused, partial(_late_schedules, visit), list[Schedule]())
     events = partial(unless_refused, partial(newest_entries, visit), list[LogEntry]())
     calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), read, events]
     state, (schedules, refused), (entries, _) = await gathered(calls)
@@ -858,12 +870,13 @@ async def topics(visit: Visit) -> Response:
 
 
 async def schedules(visit: Visit) -> Response:
-    """All schedules; or one with its next times, if the address names it."""
+    """A page of the schedules; or one with its next times, if the address names it."""
     check_sees_all(visit)
     name, client = visit.text("name"), client_of(visit.mesh)
     if not name:
-        everything, _ = await with_state(visit, partial(all_schedules, visit))
-        return visit.page("schedules.html", live="", found=everything)
+        shown, following = await page_of_schedules(visit, PAGE)
+        word, after = visit.text("q"), visit.text("after")
+        return visit.page("schedules.html", live="", found=shown, following=following, word=word, after=after)
     found = await find_schedule(client, name)
     if found is None:
         raise Refused(404, "There is no schedule of this name.")

@@ -137,7 +137,8 @@ def declare_schedules(
 ) -> Command[list[str]]:
     """Store (name, definition) of up to a page of schedules, or with replace=False only those that are not there.
 
-    `owner` is the deploy of the worker, and its application. The reply has the names of those that a program has stored at run time, which stay as they are.
+    `owner` is the deploy of the worker, and its application. The reply has the names of those that a program has stored at run
+    time, which stay as they are.
     """
     args: list[Argument] = [int(replace), SCHEDULES_EXPIRE_S, owner]
     for name, definition in definitions:
