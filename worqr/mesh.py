@@ -140,6 +140,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         self._declarations = Declarations(self._client)
         self._peers = PeerFactory(self, self._client, self._declarations)
         self._told_undeclared = False
+        self._client.connections.for_threads.greet_with(self._tell_undeclared)
 
     if not TYPE_CHECKING:
         __init__ = explain_options(__init__)
@@ -160,7 +161,8 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         """Connect to the server for the length of a block, under Trio or asyncio.
 
         Blocks may be nested. Parallel blocks share one connection per event loop. The first block logs a warning if the mesh
-        declares schedules that no worker has declared, because a program that only connects fires none.
+        declares schedules that no worker has declared, because a program that only connects fires none. So does the first call of
+        ``worqr.sync``.
 
         Yields:
             None: Nothing.
@@ -173,10 +175,14 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             Unavailable: The server did not reply within `patience`, or its host name does not resolve.
         """
         async with self._client.connections.open():
-            if self._declarations.schedules and not self._told_undeclared and self._client.relocation is None:
-                self._told_undeclared = True
-                await self._warn_undeclared()
+            await self._tell_undeclared()
             yield
+
+    async def _tell_undeclared(self) -> None:
+        """Warn once of schedules that do not fire, unless this program joins, too."""
+        if self._declarations.schedules and not self._told_undeclared and self._client.relocation is None:
+            self._told_undeclared = True
+            await self._warn_undeclared()
 
     def close(self) -> None:
         """Disconnect the plain threads, which `worqr.sync` has connected. You do not need it at the end of a program.
@@ -217,6 +223,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             WrongVersion: As `connect`.
             Unavailable: As `connect`.
         """
+        self._told_undeclared = True
         if check_loop("mesh.join()") == "Trio":
             async with self._peers.joined(options) as peer:
                 yield peer
@@ -239,6 +246,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             UsageError: An option does not exist or is not valid.
         """
         self._peers.check_options(options)
+        self._told_undeclared = True
         return ThreadPeer(self._peers, options)
 
     def run(self, *, probe: str | int | None = None, **options: Unpack[JoinOptions]) -> None:
@@ -261,6 +269,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             WrongVersion: As `connect`.
         """
         self._peers.check_options(options)
+        self._told_undeclared = True
         service.run(self._peers, options, probe)
 
     @property

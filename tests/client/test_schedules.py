@@ -231,6 +231,22 @@ async def test_a_program_that_only_connects_says_once_which_schedules_do_not_fir
             assert (await mesh.run_schedule("hourly")).outcome == "created"
 
 
+def test_a_program_without_a_loop_says_so_at_its_first_call(
+    new_mesh: NewMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh, joined = new_mesh(), new_mesh()
+    for each in (mesh, joined):
+        each.every(3600, each.call("Q1", b"x"), name="daily")
+    for _ in range(2):
+        worqr.sync(mesh.queue("Q1").count)
+        mesh.close()
+    assert [level for level, _ in undeclared(caplog)] == ["WARNING"]
+    with joined.join_in_thread():
+        worqr.sync(joined.queue("Q1").count)
+    joined.close()
+    assert len(undeclared(caplog)) == 1
+
+
 async def test_nothing_is_said_if_a_worker_has_declared_them_or_there_are_none(
     new_mesh: NewMesh, caplog: pytest.LogCaptureFixture
 ) -> None:
