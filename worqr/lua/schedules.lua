@@ -668,18 +668,32 @@ local function read_schedules()
   return reply
 end
 
--- read_outcomes: returns how the last runs of schedules of a queue ended.
+local UNSERVED = 86400000 -- ms, a day: queues whose workers start with the work have none in between
+
+-- Returns since when (ms as text) the job of a schedule has waited for over a day in a queue that no worker serves now; else ''.
+local function unserved_since(queue, name, now)
+  if own(redis.pcall('HLEN', queue .. ':workers'), '^NOPERM') ~= 0 then
+    return ''
+  end
+  local kept = own(redis.pcall('HMGET', queue .. ':job:' .. FIRING .. name, 'state', 'run_at', 'started'), '^NOPERM') or {}
+  local since = whole_number(kept[2], now)
+  return kept[1] == 'waiting' and not kept[3] and now - since >= UNSERVED and digits(since) or ''
+end
+
+-- read_outcomes: returns how the last runs of schedules of a queue ended, and which of its jobs no worker takes.
 -- ARGV[1..] names text
--- RETURNS ok outcome... (a text of note_outcome; empty: none is known)
+-- RETURNS ok outcome unserved...: in turn; outcome is a text of note_outcome (empty: none is known), unserved the time in ms since
+--   which its job has waited, for over a day, in a queue without workers (empty: it does not)
 -- RESEND safe: it only reads
 -- FLAGS no-writes
 local function read_outcomes()
   local queue = KEYS[1]
 
-  local reply = {'ok'}
+  local reply, now = {'ok'}, now_ms()
   for i = 1, #ARGV do
     local name = ARGV[i]
     reply[#reply + 1] = own(redis.pcall('HGET', queue .. ':outcomes', name)) or ''
+    reply[#reply + 1] = unserved_since(queue, name, now)
   end
   return reply
 end

@@ -381,12 +381,15 @@ def read_schedules(keys: QueueKeys, names: Sequence[str]) -> Command[list[tuple[
     return new_call("read_schedules", keys.base, tuple(names), read)
 
 
-def read_outcomes(keys: QueueKeys, names: Sequence[str]) -> Command[list[bytes]]:
-    """Return how the last runs of schedules of a queue ended, as `worqr.cron.outcome_of` reads it; empty: it is not known."""
+def read_outcomes(keys: QueueKeys, names: Sequence[str]) -> Command[list[tuple[bytes, int | None]]]:
+    """Return how the last runs of schedules of a queue ended, as `worqr.cron.outcome_of` reads it; empty: it is not known.
 
-    def read(reply: Reply) -> list[bytes]:
+    Each comes with the time in ms since which its job has waited for over a day, if no worker serves the queue; else None.
+    """
+
+    def read(reply: Reply) -> list[tuple[bytes, int | None]]:
         status_word(reply)
-        return [bytes(each) for each in reply[1:]]
+        return [(bytes(stored), _time(since)) for stored, since in pairs(reply[1:])]
 
     return new_call("read_outcomes", keys.base, tuple(names), read)
 
