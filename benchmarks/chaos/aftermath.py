@@ -14,6 +14,7 @@ from benchmarks.chaos.ledger import now
 from benchmarks.chaos.rows import Database
 from benchmarks.chaos.scene import Scene
 from benchmarks.chaos.workload import HAND, HOMES, PREFIX, QUEUES, SCHEDULES, SPOILT, TICKS
+from worqr.keys import PUBLISH
 from worqr.stored_values import public_name
 
 DRAINS_WITHIN: Final = 180.0
@@ -22,6 +23,7 @@ LEAVES_WITHIN: Final = 120.0
 WAITING: Final = (("LLEN", ""), ("LLEN", ":suspects"), ("ZCARD", ":due"), ("SCARD", ":blocked"), ("HLEN", ":outbox"))
 BASES: Final = {
     **{queue: f"{PREFIX}:{{{queue}}}" for queue in QUEUES},
+    PUBLISH: f"{PREFIX}:{{{PUBLISH}}}",
     **{f"{queue}-fail": f"{PREFIX}:{{{queue}}}-fail" for queue in QUEUES if queue != HAND},
 }
 

@@ -15,10 +15,13 @@ LIMITED, LANES = "limited", "lanes"
 ROOM, SAVES = "room", "saves"
 FOLLOW_UPS = "follow_ups"
 ROWS = "rows"
+HEARERS = ("hears_all", "hears_some")
+"""The queues that are subscribed to the topics."""
 QUEUES: Final = (
     *(RAW, THREAD, ASYNCIO, PROCESS, HAND, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES, ROOM, SAVES),
     FOLLOW_UPS,
     ROWS,
+    *HEARERS,
 )
 SHARED_IDS: Final = frozenset({SINGLE, UPDATES})
 """Queues on which many dispatches have the same id, so that a later one may replace an earlier one."""
