@@ -15,8 +15,8 @@ from benchmarks.chaos.sender import Sender
 from benchmarks.chaos.workload import HEARERS
 
 TOPIC: Final = "chaos.happened"
-FULL_AT: Final = 3
-"""How many tasks the second subscriber takes."""
+FULL_AT: Final = 1
+"""How many tasks may wait at the second subscriber."""
 
 
 def subscribe(mesh: worqr.Mesh[Any], handlers: Handlers) -> None:
@@ -49,7 +49,7 @@ class EventMaker:
             sender.ledger.write(answer, call=calls[queue])
 
     async def _answers(self, event: str) -> dict[str, str]:
-        """Publish it, and return what is known of each subscriber. Nobody is subscribed before the first peer has joined."""
+        """Publish it, and return what is known of each subscriber. Before the first peer has joined, there is none."""
         try:
             published = await self._sender.mesh.publish(TOPIC, event, id=event)
         except worqr.WorqrError as error:
