@@ -39,8 +39,8 @@ class EventMaker:
         sender = self._sender
         event = sender.new_task("events")
         task = f'{{"event":"{event}"}}'
-        calls = {queue: sender.begin("send", queue=queue, tasks=[task]) for queue in HEARERS}
-        answers = dict.fromkeys(HEARERS, "unknown")
+        calls: dict[str, int] = {queue: sender.begin("send", queue=queue, tasks=[task]) for queue in HEARERS}
+        answers: dict[str, str] = dict.fromkeys(HEARERS, "unknown")
         for _ in range(sender.rng.choice((1, 1, 1, 2))):
             for queue, answer in (await self._answers(event)).items():
                 if answers[queue] in ("unknown", "refused") and answer != "unknown":

@@ -210,7 +210,7 @@ async def test_who_cancels_the_job_of_an_event_does_not_get_it_again(mesh: worqr
         assert await mesh.queue("other").count() == 0  # which is not subscribed
 
 
-ODD_TIMES: tuple[dict[str, object], ...] = (
+ODD_TIMES: tuple[dict[str, Any], ...] = (
     *({"at": at} for at in (9e18, -1, 0.0, None, "NaN", 1e300)),
     *({"first": first} for first in (b"", b"-1", b"nan", b"1", b"1e300", b"9" * 18, b"9" * 400, b"\xff")),
 )

@@ -210,17 +210,20 @@ async def page_of_schedules(visit: Visit, limit: int) -> tuple[list[Schedule], s
         return [], ""
     client, keys = client_of(visit.mesh), RegistryKeys(visit.mesh.prefix)
     prefix, after = visit.text("q"), visit.text("after")
-    survey, (stored, now), _ = await gathered(
-        [
-            partial(client.ask, ops.survey_schedules(keys)),
-            partial(client.ask, ops.page_schedules(keys, prefix, after, limit + 1)),
-            partial(look, visit),
-        ]
-    )
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        partial(client.ask, ops.survey_schedules(keys)),
+        partial(client.ask, ops.page_schedules(keys, prefix, after, limit + 1)),
+        partial(look, visit),
+    ]
+    survey, (stored, now), _ = await gathered(calls)
     declared = [row for row in survey.rows if row.name.startswith(prefix) and row.name > after]
-    rows = sorted([*declared, *stored], key=lambda row: row.name)
+    rows: list[ops.ScheduleRow] = sorted([*declared, *stored], key=_name_of)
     found = await schedules_of(client, rows[:limit], now)
     return [_without_secrets(each, visit) for each in found], rows[limit - 1].name if len(rows) > limit else ""
+
+
+def _name_of(row: ops.ScheduleRow) -> str:
+    return row.name
 
 
 def _without_secrets(schedule: Schedule, visit: Visit) -> Schedule:

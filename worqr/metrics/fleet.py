@@ -463,7 +463,7 @@ class FleetMetrics:
             found.add("worqr_events_pending", pending)
         others = Counter[str]()
         for queue, seen in sorted(snapshot.subscribed.items()):
-            counts = infos[queue].counts if queue in infos else {}
+            counts: Mapping[str, int] = infos[queue].counts if queue in infos else {}
             events = {"delivered": counts.get("enqueued", 0), "refused": counts.get("refused", 0)}
             if queue not in self._shown:
                 others.update(events)
