@@ -12,9 +12,14 @@ import worqr
 from benchmarks.loads import put_in
 from benchmarks.measuring import Plan, Row, Table, in_turn
 from benchmarks.server import bare
+from worqr import ops
 from worqr.embedded import EmbeddedServer
+from worqr.inside import client_of
+from worqr.keys import RegistryKeys
 
 TASK = b"x" * 100
+VALUE = "x" * 98
+"""The same, as JSON."""
 
 Put = Callable[[], Awaitable[object]]
 
@@ -36,6 +41,16 @@ def with_options(queue: worqr.Queue) -> Put:
     return put
 
 
+async def published(client: redis.Redis, mesh: worqr.Mesh, subscribers: int, total: int, callers: int) -> float:
+    """`callers` that publish `total` events to so many subscribers."""
+    client.flushdb()
+    keys, topics = RegistryKeys(mesh.prefix), client_of(mesh).topics
+    calls = [ops.declare_topics(keys, f"subscriber-{n}", b"{}", ["order.paid"]) for n in range(subscribers)]
+    await client_of(mesh).link.call_all(calls)
+    topics.reset()
+    return await put_in(lambda: mesh.publish("order.paid", VALUE), total, callers)
+
+
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     """Dispatches in turn with enqueues by as many callers."""
     mesh, client = worqr.Mesh(server.url), bare(server)
@@ -55,5 +70,17 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
             )
             rows.append(Row(what, "jobs/s", plain, limits))
             rows.append(Row("... with id, delay, timeout, result_ttl, retry", "jobs/s", given, limits))
+        events = list[Row]()
+        for subscribers in (1, 10):
+            total = plan.size(10_000 // subscribers, 100)
+            sent, limits = await in_turn(
+                plan.runs,
+                partial(published, client, mesh, subscribers, total, 100),
+                partial(into_empty, client, partial(queue.dispatch, TASK), plan.size(20_000, 1_000), 100),
+            )
+            events.append(Row(f"publish to {subscribers}, 100 callers at once", "events/s", sent, limits))
     client.flushdb()
-    return [Table("dispatch: jobs of 100 bytes, one process", "enqueue by as many callers, in turn", rows)]
+    return [
+        Table("dispatch: jobs of 100 bytes, one process", "enqueue by as many callers, in turn", rows),
+        Table("publish: events of 100 bytes, one process", "dispatch by as many callers, in turn", events),
+    ]

@@ -15,6 +15,7 @@ from benchmarks.report import print_plain, write_markdown
 
 ROOT = Path(__file__).parent.parent
 TABLES = {
+    "dispatch": 2,
     **dict.fromkeys(
         ("drain", "saving", "batches", "fleet", "cluster", "functions", "startup", "threads", "tracing"), 2
     ),

@@ -148,6 +148,18 @@ async def test_a_join_connects_and_shares_the_link(new_mesh: NewMesh, server: Se
         assert [worker.id for worker in await mesh.workers()] == [peer.id]
 
 
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        *(({"app": "shop", "deploy": deploy}, "deploy must be") for deploy in (0, -1, True, 1.5, "7", 10**15 + 1)),
+        *(({"app": app, "deploy": 7}, "needs app=") for app in ("", "a\nb")),
+    ],
+)
+def test_a_deploy_is_a_number_of_an_application(options: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(worqr.UsageError, match=remedy):
+        worqr.Mesh(**options)
+
+
 async def test_a_mesh_in_two_loops_has_two_links(mesh: worqr.Mesh) -> None:
     links = []
 

@@ -207,23 +207,26 @@ OUTBOX = OutboxInfo("a", "worqr_outbox", 3, 7.5, 1, 0, 0.0)
 
 
 def scraped(
-    fleet: FleetMetrics, mesh: worqr.MeshInfo, runs: Mapping[str, Mapping[str, int]] | None = None
+    fleet: FleetMetrics,
+    mesh: worqr.MeshInfo,
+    runs: Mapping[str, Mapping[str, int]] | None = None,
+    subscribed: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     schedules = [
         Schedule("s", from_ms(5000), from_ms(2000), paused=True, pending=3, last_outcome=FAILED),
         Schedule("t", from_ms(5000), None, paused=False),
     ]
     stats = ServerStats(1, 2, keeps_everything=True, clients=3)
-    text, _ = exposition(
-        fleet_collector(fleet.samples(FleetSnapshot(mesh, 1, schedules, runs or {}, stats, [OUTBOX], 2, 7, 1))), ""
-    )
+    snapshot = FleetSnapshot(mesh, 1, schedules, runs or {}, stats, [OUTBOX], 2, 7, 1, subscribed or {})
+    text, _ = exposition(fleet_collector(fleet.samples(snapshot)), "")
     return values(text.decode())
 
 
 def test_a_mesh_has_every_metric() -> None:
     limited = replace(queue("q", 1, finished=10, timed_out=1), held_back="rate", held_for=2.5, lanes=3, held_lanes=1)
     limited = replace(limited, batches=9, open_batches=2, relay_pending=True)
-    found = scraped(FleetMetrics(300), mesh_info(limited), {"q": RAN})
+    publishing = queue("worqr.publish", 1, enqueued=8, retried=2)
+    found = scraped(FleetMetrics(300), mesh_info(limited, publishing), {"q": RAN}, {"q": 60.0})
     assert {without_part(name.partition("{")[0]) for name in found} == FLEET.keys()
     for name, value in {
         "worqr_up": 1,
@@ -274,6 +277,12 @@ def test_a_mesh_has_every_metric() -> None:
         'worqr_schedules{kind="declared"}': 2,
         'worqr_schedules{kind="stored"}': 7,
         "worqr_schedules_late": 1,
+        'worqr_events_total{event="published"}': 8,
+        'worqr_events_total{event="retried"}': 2,
+        'worqr_events_total{event="failed"}': 0,
+        "worqr_events_pending": 1 + 2 + 4,
+        'worqr_subscriber_seen_seconds{queue="q"}': 60,
+        'worqr_subscriber_events_total{event="delivered",queue="q"}': 0,
         'worqr_schedule_last_failed{schedule="s"}': 1,
         'worqr_schedule_last_seconds{schedule="s"}': 1.5,
         'worqr_schedule_paused{schedule="s"}': 1,
@@ -327,6 +336,18 @@ def test_too_many_queues_are_summed_up_and_those_that_were_shown_stay() -> None:
     assert found[f'worqr_queue_waiting{{queue="{OTHER}"}}'] == 99
 
 
+def test_subscribers_have_series_if_their_queues_have() -> None:
+    queues = [queue(name, n, enqueued=n, refused=1) for n, name in enumerate("abc")]
+    found = scraped(FleetMetrics(1), mesh_info(*queues), subscribed=dict.fromkeys("abcd", 1.0))
+    assert {name: value for name, value in found.items() if "subscriber" in name} == {
+        'worqr_subscriber_seen_seconds{queue="c"}': 1,
+        'worqr_subscriber_events_total{event="delivered",queue="c"}': 2,
+        'worqr_subscriber_events_total{event="refused",queue="c"}': 1,
+        f'worqr_subscriber_events_total{{event="delivered",queue="{OTHER}"}}': 1,
+        f'worqr_subscriber_events_total{{event="refused",queue="{OTHER}"}}': 2,
+    }
+
+
 def test_queues_that_the_snapshot_leaves_out_count_among_the_others() -> None:
     mesh = mesh_info(queue("a", 5), queue("b", 1), leader=None, left_out=7, others=queue("", 10, finished=2))
     found = scraped(FleetMetrics(1), mesh)
@@ -337,8 +358,9 @@ def test_queues_that_the_snapshot_leaves_out_count_among_the_others() -> None:
 
 def test_the_number_of_lines_is_bounded() -> None:
     queues = [queue(f"q{n}", n, **dict.fromkeys(EVENTS, n)) for n in range(1000)]
-    found = scraped(FleetMetrics(300), mesh_info(*queues), {info.name: RAN for info in queues})
-    assert len([name for name in found if "queue=" in name]) <= 301 * 64
+    subscribed = {info.name: 1.0 for info in queues}
+    found = scraped(FleetMetrics(300), mesh_info(*queues), {info.name: RAN for info in queues}, subscribed)
+    assert len([name for name in found if "queue=" in name]) <= 301 * 67
     assert found["worqr_queues_not_shown"] == 700
 
 

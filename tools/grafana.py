@@ -162,6 +162,16 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         ("Paused", "short", {"worqr_schedule_paused > 0": "{{schedule}}"}),
         ("Firings that wait to be enqueued", "short", {"worqr_schedule_pending > 0": "{{schedule}}"}),
     ),
+    "Topics": (
+        ("Events", "ops", {"rate(worqr_events_total[$__rate_interval])": "{{event}}"}),
+        ("Events that some queue has not got", "short", {"worqr_events_pending": "events"}),
+        (
+            "Events by subscriber",
+            "ops",
+            {f"rate(worqr_subscriber_events_total{{{Q}}}[$__rate_interval])": "{{queue}} {{event}}"},
+        ),
+        ("Since a worker has declared it", "s", {f"worqr_subscriber_seen_seconds{{{Q}}}": "{{queue}}"}),
+    ),
     "Outboxes": (
         ("Rows", "short", {"worqr_outbox_rows": "{{table}} {{state}}"}),
         ("Oldest row", "s", {"worqr_outbox_oldest_seconds": "{{table}}"}),

@@ -356,7 +356,12 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "a program that only connects declares schedules that no worker has declared; INFO: it has no right to look",
         "schedule count",
     ),
-    "drop_schedules": _event(INFO, "no worker has declared a schedule for a day; it is removed", "schedule"),
+    "drop_schedules": _event(
+        INFO, "no worker has declared a schedule for a day, or only older deploys have; it is removed", "schedule"
+    ),
+    "drop_topics": _event(
+        INFO, "only older deploys subscribe a queue to topics; that subscription is removed", "queue pattern"
+    ),
     "shards": _event(
         WARNING,
         "the stored number of shards of a queue is no number that worqr can use; it counts as 1",
@@ -487,6 +492,7 @@ FIELDS: Final[dict[str, str]] = {
     "pending": "how many requests wait for the server",
     "policy": "the server's `maxmemory-policy`",
     "path": "the path of a request to the dashboard",
+    "pattern": "a pattern of topics",
     "pid": "the id of a process",
     "prefix": "the prefix of the mesh",
     "app": "`join(app=...)`",

@@ -65,6 +65,9 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         prefix: The first part of all keys. Two meshes on one server need two prefixes, because channels ignore the database
             number.
         app: The application's name, for lists of workers and for the server's list of clients.
+        deploy: The number of this version of the application, which grows with each: for example, the time of the build.
+            Schedules and subscriptions that only older deploys of the same `app` declare are removed when no worker of those
+            runs any more. Needs `app`. None: schedules are removed after a day, subscriptions by ``mesh.unsubscribe``.
         patience: Seconds that a call waits for an unavailable server before it raises `Unavailable`. More than 0, at most 1800.
         keepalive: Seconds without a heartbeat after which a worker counts as dead and its tasks return to their queues. At
             least 1. None: never; its tasks then wait for `evict`.
@@ -109,6 +112,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         *,
         prefix: str = "worqr",
         app: str = "",
+        deploy: int | None = None,
         patience: Seconds = 30,
         keepalive: Seconds | None = 3,
         block_limit: Seconds = 15,
@@ -139,10 +143,12 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             self, block_limit, lifespan, asyncio_lifespan, middleware, runs_in, around_thread, process_lifespan
         )
         self._set_history(history, history_queues)
+        self._set_deploy(deploy, self.app)
         self._client = Client(self, StarvationDetector)
         self._declarations = Declarations(self._client)
         self._peers = PeerFactory(self, self._client, self._declarations)
         self._told_undeclared = False
+        self._client.connections.for_threads.greet_with(self._tell_undeclared)
 
     if not TYPE_CHECKING:
         __init__ = explain_options(__init__)
@@ -163,7 +169,8 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         """Connect to the server for the length of a block, under Trio or asyncio.
 
         Blocks may be nested. Parallel blocks share one connection per event loop. The first block logs a warning if the mesh
-        declares schedules that no worker has declared, because a program that only connects fires none.
+        declares schedules that no worker has declared, because a program that only connects fires none. So does the first call of
+        ``worqr.sync``.
 
         Yields:
             None: Nothing.
@@ -176,10 +183,14 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             Unavailable: The server did not reply within `patience`, or its host name does not resolve.
         """
         async with self._client.connections.open():
-            if self._declarations.schedules and not self._told_undeclared and self._client.relocation is None:
-                self._told_undeclared = True
-                await self._warn_undeclared()
+            await self._tell_undeclared()
             yield
+
+    async def _tell_undeclared(self) -> None:
+        """Warn once of schedules that do not fire, unless this program joins, too."""
+        if self._declarations.schedules and not self._told_undeclared and self._client.relocation is None:
+            self._told_undeclared = True
+            await self._warn_undeclared()
 
     def close(self) -> None:
         """Disconnect the plain threads, which `worqr.sync` has connected. You do not need it at the end of a program.
@@ -220,6 +231,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             WrongVersion: As `connect`.
             Unavailable: As `connect`.
         """
+        self._told_undeclared = True
         if check_loop("mesh.join()") == "Trio":
             async with self._peers.joined(options) as peer:
                 yield peer
@@ -242,6 +254,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             UsageError: An option does not exist or is not valid.
         """
         self._peers.check_options(options)
+        self._told_undeclared = True
         return ThreadPeer(self._peers, options)
 
     def run(self, *, probe: str | int | None = None, **options: Unpack[JoinOptions]) -> None:
@@ -264,6 +277,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             WrongVersion: As `connect`.
         """
         self._peers.check_options(options)
+        self._told_undeclared = True
         service.run(self._peers, options, probe)
 
     @property

@@ -15,6 +15,7 @@ from benchmarks.chaos.rows import Database
 from benchmarks.chaos.scene import Scene
 from benchmarks.chaos.servers import Node
 from benchmarks.chaos.workload import HAND, HOMES, PREFIX, QUEUES, SCHEDULES, SPOILT, TICKS
+from worqr.keys import PUBLISH
 from worqr.stored_values import public_name
 
 DRAINS_WITHIN: Final = 180.0
@@ -30,6 +31,7 @@ WAITING: Final = (
 )
 BASES: Final = {
     **{queue: f"{PREFIX}:{{{queue}}}" for queue in QUEUES},
+    PUBLISH: f"{PREFIX}:{{{PUBLISH}}}",
     **{f"{queue}-fail": f"{PREFIX}:{{{queue}}}-fail" for queue in QUEUES if queue != HAND},
 }
 

@@ -28,6 +28,7 @@ OUTCOMES_EXPIRY: Final = 400 * 24 * 3600.0
 """Seconds: how the last runs of schedules ended is kept longer, because some fire once a year."""
 MAY_STAY: Final = (
     f"{{{PREFIX}}}:version",
+    f"{{{PREFIX}}}:topics",
     f"{PREFIX}:{{*}}:batch:*",
     f"{PREFIX}:{{*}}:batches",
     f"{PREFIX}:{{*}}:part:*:follow_ups",

@@ -17,6 +17,7 @@ from benchmarks.chaos.child import Child
 from benchmarks.chaos.handlers import Handlers, options_of
 from benchmarks.chaos.ledger import now
 from benchmarks.chaos.rows import Database
+from benchmarks.chaos.topics import subscribe
 from benchmarks.chaos.workflows import flows
 from benchmarks.chaos.workload import (
     ASYNCIO,
@@ -69,6 +70,7 @@ class Peer:
                 self._mesh.every(beat.period, call, name=name)
         self._mesh.include(flows)
         Database(Path(child.settings.folder)).outbox(self._mesh, child.settings.replicas)  # which the peer sweeps
+        subscribe(self._mesh, self._handlers)
         self._joined: worqr.Peer | None = None
         self._leaving = False
 

@@ -17,6 +17,7 @@ from benchmarks.chaos.batch_maker import BatchMaker
 from benchmarks.chaos.child import Child
 from benchmarks.chaos.rows import RowMaker
 from benchmarks.chaos.sender import Sender
+from benchmarks.chaos.topics import EventMaker
 from benchmarks.chaos.workflows import WorkflowMaker
 from benchmarks.chaos.workload import (
     ASYNCIO,
@@ -81,6 +82,7 @@ class Producer:
             (0.02, lambda _: self._enqueue(SAVES, 2)),
             (0.06, rows.make),
             (0.12, workflows.make),
+            (0.08, EventMaker(self._sender).publish),
         ]
 
     async def run(self) -> None:

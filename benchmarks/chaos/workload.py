@@ -20,12 +20,15 @@ FLOWS: Final = (FLOW, FLOW_ASYNCIO, FLOW_THREAD, FLOW_PROCESS)
 """Workflows."""
 FLOW_JOBS: Final = "flow_jobs"
 """Jobs that workflows start. The name of one begins with that of its workflow."""
+HEARERS = ("hears_all", "hears_some")
+"""The queues that are subscribed to the topics."""
 QUEUES: Final = (
     *(RAW, THREAD, ASYNCIO, PROCESS, HAND, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES, ROOM, SAVES),
     FOLLOW_UPS,
     ROWS,
     *FLOWS,
     FLOW_JOBS,
+    *HEARERS,
 )
 NOT_KILLED: Final = frozenset({THREAD, PROCESS, FLOW_THREAD, FLOW_PROCESS})
 """Queues whose runs may go on when the grace of their peer is over."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 import zoneinfo
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -231,6 +233,22 @@ async def test_a_program_that_only_connects_says_once_which_schedules_do_not_fir
             assert (await mesh.run_schedule("hourly")).outcome == "created"
 
 
+def test_a_program_without_a_loop_says_so_at_its_first_call(
+    new_mesh: NewMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh, joined = new_mesh(), new_mesh()
+    for each in (mesh, joined):
+        each.every(3600, each.call("Q1", b"x"), name="daily")
+    for _ in range(2):
+        worqr.sync(mesh.queue("Q1").count)
+        mesh.close()
+    assert [level for level, _ in undeclared(caplog)] == ["WARNING"]
+    with joined.join_in_thread():
+        worqr.sync(joined.queue("Q1").count)
+    joined.close()
+    assert len(undeclared(caplog)) == 1
+
+
 async def test_nothing_is_said_if_a_worker_has_declared_them_or_there_are_none(
     new_mesh: NewMesh, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,6 +262,24 @@ async def test_nothing_is_said_if_a_worker_has_declared_them_or_there_are_none(
     async with mesh.join():
         pass
     assert undeclared(caplog) == []
+
+
+@pytest.mark.leaves("*")
+async def test_a_schedule_whose_run_no_worker_takes_for_a_day_says_so(new_mesh: NewMesh, server: Server) -> None:
+    mesh = new_mesh()
+    mesh.every(3600, mesh.call("Q1", b"x"), name="hourly")
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        job = await mesh.run_schedule("hourly")
+        assert [each.problem for each in await mesh.schedules()] == [""]
+        day_ago = round(time.time() * 1000) - 24 * 3600 * 1000
+        server.client().hset(f"{mesh.prefix}:{{Q1}}:job:{job.id}", "run_at", day_ago)
+        [found] = await mesh.schedules()
+        assert re.match(r"no worker serves its queue 'Q1': its run of \d{4}-\d\d-\d\d \d\d:\d\d UTC", found.problem)
+        runs = Runs()
+        await nursery.start(peer.serve, "Q1", runs)
+        await runs.wait(1)
+        assert [each.problem for each in await mesh.schedules()] == [""]
+        nursery.cancel_scope.cancel()
 
 
 # The last outcome

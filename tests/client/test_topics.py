@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
+import sniffio
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,15 +19,19 @@ import worqr
 from tests.peer.conftest import NewMesh, mesh, new_mesh  # noqa: F401 - fixtures
 from tests.peer.tools import eventually
 from tests.support.children import Child
+from tests.support.clusters import Cluster, cluster, cluster_of_module  # noqa: F401 - fixtures
+from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.client import topics
-from worqr.client.topics import Event, _Patterns, check_patterns, check_topic
+from worqr.client.topics import _Patterns, check_patterns, check_topic
 from worqr.errors import UsageError
 from worqr.functions.registry import Registry
 from worqr.inside import client_of
 from worqr.testing import bench, recording
 
-pytestmark = pytest.mark.leaves("topics", "{*}:job:*", "{*}:due", "{*}:sent:*", "{*}:failed", "{*}:aside:*")
+pytestmark = pytest.mark.leaves(
+    "topics", "{*}:job:*", "{*}:due", "{*}:sent:*", "{*}:failed", "{*}:aside", "{*}:aside:*"
+)
 SEGMENTS = st.sampled_from("abc")
 TOPICS = st.lists(SEGMENTS, min_size=1, max_size=8).map(".".join)
 PATTERNS = st.builds(
@@ -185,23 +194,59 @@ async def test_a_publisher_that_dies_between_its_sends_has_published(
         assert sorted(each[:3] for each in got) == [("audit", 7, "e:x"), ("mail", 7, "e:x")]
 
 
+def event(to: tuple[str, ...], **more: object) -> bytes:
+    """The job of an event, as any program may write it."""
+    return msgspec.json.encode({"id": "x", "topic": "order.paid", "value": {"number": 1}, "to": to, "hops": 1, **more})
+
+
 async def test_who_cancels_the_job_of_an_event_does_not_get_it_again(mesh: worqr.Mesh) -> None:
     shop(mesh)
     async with mesh.join(only=["audit"]):
         await mesh.publish("order.paid", Order(1), id="x")
         assert (await mesh.queue("mail").job("e:x").cancel()).waiting == 1
-        event = Event("x", "order.paid", msgspec.Raw(b'{"number":1}'), ("audit", "mail", "other"), 1, 2e9)
-        await topics.redelivery(client_of(mesh))(msgspec.json.encode(event))
+        again = await mesh.queue("worqr.publish").dispatch(event(("audit", "mail", "other")), result_ttl=60)
+        await again.result()
         assert await mesh.queue("mail").count() == 0
         assert await mesh.queue("other").count() == 0  # which is not subscribed
 
 
-async def test_what_a_queue_does_not_take_in_three_days_is_a_dead_letter(mesh: worqr.Mesh) -> None:
+ODD_TIMES: tuple[dict[str, Any], ...] = (
+    *({"at": at} for at in (9e18, -1, 0.0, None, "NaN", 1e300)),
+    *({"first": first} for first in (b"", b"-1", b"nan", b"1", b"1e300", b"9" * 18, b"9" * 400, b"\xff")),
+)
+
+
+async def test_an_event_is_a_dead_letter_after_its_reach_whatever_times_others_write(
+    mesh: worqr.Mesh,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topics, "GIVE_UP_AFTER", 0.2)
+    monkeypatch.setattr(topics, "LEAST_PAUSE", 0.05)
+    shop(mesh, max_length=1)
+    async with mesh.join(only=["audit"]):
+        await mesh.queue("mail").enqueue(b"full")
+        publishing = mesh.queue("worqr.publish")
+        await publishing.enqueue(event(("mail",), id="plain"))
+        for n, odd in enumerate(ODD_TIMES):
+            job = await publishing.dispatch(event(("mail",), **{"id": str(n), **odd}), id=str(n), delay=3600)
+            if "first" in odd:
+                server.client().hset(f"{mesh.prefix}:{{worqr.publish}}:job:{n}", "first", odd["first"])
+            assert await publishing.run_now(job.id)
+        await eventually(publishing.failed.count, len(ODD_TIMES) + 1)
+        assert await publishing.count() == 0
+        assert await mesh.queue("mail").count() == 1
+
+
+async def test_what_a_queue_has_not_taken_is_not_sent_after_six_days(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "SEND_WITHIN", 0.0)
+    monkeypatch.setattr(topics, "GIVE_UP_AFTER", 0.0)
     shop(mesh)
     async with mesh.join(only=["audit"]):
-        event = Event("x", "order.paid", msgspec.Raw(b"1"), ("mail",), 1, 0.0)
-        with pytest.raises(worqr.Failure, match="'mail'"):
-            await topics.redelivery(client_of(mesh))(msgspec.json.encode(event))
+        await mesh.queue("worqr.publish").dispatch(event(("mail",)))
+        await eventually(mesh.queue("worqr.publish").failed.count, 1)
         assert await mesh.queue("mail").count() == 0
 
 
@@ -233,6 +278,70 @@ async def test_a_subscription_ends_by_command_and_a_pattern_that_left_the_code_a
         assert not await mesh.unsubscribe("mail")
         assert (await mesh.publish("order.paid", Order(1))).to == ("audit",)
         assert [entry.queue for entry in await mesh.log() if entry.kind == "unsubscribed"] == ["mail"]
+
+
+PLACES = worqr.Mesh()
+
+
+@PLACES.on("order.paid", name="loop", runs_in="loop", result_ttl=60)
+async def in_loop(order: Order) -> str:
+    return f"{order.number} {sniffio.current_async_library()}"
+
+
+@PLACES.on("order.paid", name="asyncio", runs_in="asyncio", result_ttl=60)
+async def in_asyncio(order: Order) -> str:
+    return f"{order.number} {sniffio.current_async_library()}"
+
+
+@PLACES.on("order.paid", name="thread", result_ttl=60)
+def in_thread(order: Order) -> int:
+    return os.getpid()
+
+
+@PLACES.on("order.paid", name="process", runs_in="process", result_ttl=60)
+def in_process(order: Order) -> int:
+    return os.getpid()
+
+
+async def test_subscribers_run_in_each_place(server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PLACES, "url", server.url)
+    monkeypatch.setattr(PLACES, "prefix", prefix)
+    async with PLACES.join(processes=1):
+        await PLACES.publish("order.paid", Order(7), id="x")
+        assert await in_loop.job("e:x").result(timeout=PATIENCE) == "7 trio"
+        assert await in_asyncio.job("e:x").result(timeout=PATIENCE) == "7 asyncio"
+        assert await in_thread.job("e:x").result(timeout=PATIENCE) == os.getpid()
+        assert await in_process.job("e:x").result(timeout=PATIENCE) != os.getpid()
+
+
+@pytest.mark.one_server
+async def test_each_node_and_shard_of_a_cluster_gets_its_events(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "LEAST_PAUSE", 0.1)
+    worker, publisher = worqr.Mesh(cluster.url), worqr.Mesh(cluster.url)
+    got: Counter[tuple[str, int, str]] = Counter()
+
+    def subscribe(name: str, **options: Any) -> None:
+        @worker.on("order.*", name=name, **options)
+        async def note(order: Order) -> None:
+            got[name, order.number, worqr.current().id or ""] += 1
+
+    queues = ("Q0", "Q1", "Q2")  # one on each node
+    subscribe("Q0")
+    subscribe("Q1", shards=4)
+    subscribe("Q2", max_length=3)
+    async with worker.join(concurrency=1), publisher.connect():
+        async with trio.open_nursery() as nursery:
+            for number in range(40):
+                nursery.start_soon(partial(publisher.publish, "order.paid", Order(number), id=str(number)))
+        await publisher.queue("worqr.publish").run_now(
+            *(f"e:{number}" for number in range(40))
+        )  # what was left of them
+        await publisher.queue("worqr.publish").dispatch(event(queues, id="40", value={"number": 40}))
+        await come(lambda: len(got), 3 * 41)
+        await eventually(publisher.queue("worqr.publish").count, 0)
+    assert got == Counter({(name, number, f"e:{number}"): 1 for name in queues for number in range(41)})
 
 
 def test_a_handler_must_take_the_value() -> None:

@@ -5,6 +5,7 @@ A new route is asked for with `GENERAL`. If it needs another query, add one to `
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ import trio
 
 import worqr
 from tests.support.patience import PATIENCE
+from worqr import ops
 from worqr.dashboard.app import ROUTES
+from worqr.inside import client_of
+from worqr.keys import RegistryKeys
 
 JOB = "job-1"
 QUERIES: dict[str, list[dict[str, str]]] = {
@@ -51,6 +55,8 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/worker": [{"id": "{worker}"}],
     "/schedules": [{}, {"name": "{schedule}"}, {"name": "report/acme"}],
     "/schedule-form": [{}, {"queue": "{typed}"}, {"edit": "yes", "name": "report/acme"}],
+    "/topics": [{}],
+    "/api/v1/topics": [{}, {"format": "csv"}],
     "/log": [{}, {"kind": "paused", "queue": "{queue}"}],
     "/server": [{}],
     "/search": [{"q": "{job}"}, {"q": "{queue}"}, {"queue": "{queue}", "payload": "{job}"}],
@@ -208,6 +214,8 @@ async def _fill(mesh: worqr.Mesh, names: Mapping[str, str], texts: Texts) -> Non
     async with mesh.batch(queue=names["batched"], id=texts.batch, meta=meta) as batch:
         await batch.dispatch_many([mesh.call(names[name], text=texts.meta) for name in ("batched", "unserved")])
     await mesh.queue(names["typed"]).enqueue(texts.payload)
+    facts = json.dumps({"app": texts.app}).encode()
+    await client_of(mesh).ask(ops.declare_topics(RegistryKeys(mesh.prefix), names["typed"], facts, [texts.lane]))
     await mesh.queue(names["slow"]).dispatch(texts.payload, id=texts.job, meta=meta)
     await mesh.queue(names["slow"]).enqueue(texts.payload)
     flow = mesh.functions[names["flow"]].options(id=texts.job)

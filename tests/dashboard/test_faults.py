@@ -135,7 +135,7 @@ async def says(site: Site, address: str, *words: str) -> bool:
 
 REFUSALS = ("has no permissions", "can&#39;t run this command")
 """What servers say, each release in its own words, when a script calls a command that its user may not."""
-PART = ("on", "nopass", "~*", "&*", "+@all", "-lrange", "-hstrlen", "-sort_ro", "-getrange", "-hscan", "-info")
+PART = ("on", "nopass", "~*", "&*", "+@all", "-lrange", "-hstrlen", "-sort_ro", "-getrange", "-zrangebyscore", "-info")
 """A user who may read the numbers of queues, and no list."""
 
 

@@ -18,6 +18,7 @@ from tests.ops.driver import Desk
 from tests.peer.tools import eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
+from worqr import ops
 from worqr.client.queue import Queue
 from worqr.dashboard import Viewer, admin, operator, reader
 from worqr.dashboard.app import ROUTES
@@ -1020,3 +1021,25 @@ async def test_the_server_of_a_mesh_without_a_url_is_named(
     monkeypatch.delenv("WORQR_URL")
     monkeypatch.delenv("REDIS_URL")
     assert "redis://localhost:6379/0" in (await site.get("/")).text
+
+
+@LEFT
+async def test_topics_have_their_subscribers_and_what_these_got_and_refused(
+    connected: worqr.Mesh, server: Server, prefix: str, site: Site
+) -> None:
+    desk = Desk(server.client(), prefix)
+    desk.call(ops.declare_topics(desk.g, "mails", b'{"app":"shop","max_length":1}', ["order.paid"]))
+    desk.call(ops.declare_topics(desk.g, "secret", b"{}", ["order.#"]))
+    for number in range(3):
+        await connected.publish("order.paid", number)
+    page = " ".join(text_of((await site.get("/topics")).text).split())
+    assert "Published 3 Not yet in all queues 2 Sent again 0" in page
+    assert "order.paid mails shop 1 1 2 0" in page
+    rows = (await site.get("/api/v1/topics")).json()["rows"]
+    assert [(row["pattern"], row["queue"], row["delivered"], row["refused"]) for row in rows] == [
+        ("order.#", "secret", 3, 0),
+        ("order.paid", "mails", 1, 2),
+    ]
+    site.viewer = Viewer("bob", ("look",), queues=("mails",))
+    page = (await site.get("/topics")).text
+    assert ("order.paid" in page, "secret" in page, "Published" in page) == (True, False, False)

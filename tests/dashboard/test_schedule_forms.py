@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 import pytest
@@ -10,6 +11,8 @@ import trio
 import worqr
 from tests.dashboard.conftest import Site
 from tests.dashboard.test_pages import text_of
+from tests.peer.tools import spying
+from tests.support.servers import Server
 from worqr.dashboard import Viewer, operator, reader
 
 LEFT = pytest.mark.leaves("*")
@@ -127,3 +130,28 @@ async def test_it_needs_the_right_and_all_queues(
         ):
             assert answer.status_code == 403
         assert await mesh.schedules() == []
+
+
+@LEFT
+async def test_a_search_reads_the_page_of_its_prefix_only(
+    mesh: worqr.Mesh, site: Site, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worqr.dashboard.pages.PAGE", 3)
+    declare(mesh)
+    mesh.every(3600, mesh.call("wipe"), name="r/declared")
+    async with mesh.join(grace=0):
+        for name in ("a", "r/1", "r/2", "r/3", "r/4", "z"):
+            await mesh.schedule(name, mesh.call("report", name), every=3600)
+        listed = [(await site.get("/schedules", q="r/")).text]
+        [link] = re.findall(r'href="(/schedules[^"]*after[^"]*)" rel="next"', listed[0])
+        with spying(server, prefix) as spy:
+            listed.append((await site.ask("GET", html.unescape(link))).text)
+            assert not [line for line in spy.seen() if line["command"].startswith("HSCAN")]
+        seen = [re.findall(r'class="name" href="/schedules\?name=r%2F(\w+)"', each) for each in listed]
+        assert seen == [["1", "2", "3"], ["4", "declared"]]
+        rows = [(await site.ask("GET", "/api/v1/schedules?limit=4")).json()]
+        rows.append((await site.ask("GET", rows[0]["next"])).json())
+        names = [row["name"] for page in rows for row in page["rows"]]
+        assert names == ["a", "r/1", "r/2", "r/3", "r/4", "r/declared", "z"]
+        assert rows[1]["next"] is None
+        assert "begins with “x”" in (await site.get("/schedules", q="x")).text

@@ -11,7 +11,7 @@ import msgspec
 
 from tests.ops.batches import OTHER, REASON, TOKEN, Opened, follow_up, opened
 from tests.ops.driver import BOOM, FUTURE, KEEPALIVE, LEASE, PAST, Desk, job
-from tests.ops.schedules import DEF, TASK, T, declared, fire_schedule
+from tests.ops.schedules import DEF, TASK, T, declare, declared, fire_schedule
 from worqr import ops
 from worqr.command import Command
 from worqr.keys import MARKER, BatchKeys, LaneKeys, QueueKeys, RegistryKeys, RoomKeys
@@ -276,6 +276,8 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     ),
     "drop_aside": lambda q, g, scene: ops.drop_aside(q, "undecodable", [scene.undecodable]),
     "drop_history": lambda q, g, scene: ops.drop_history(q),
+    "drop_outdated_schedules": lambda q, g, scene: ops.drop_outdated_schedules(g),
+    "drop_outdated_topics": lambda q, g, scene: ops.drop_outdated_topics(g),
     "drop_schedules": lambda q, g, scene: ops.drop_schedules(g, 0),
     "drop_shards": lambda q, g, scene: ops.drop_shards(g, "hot", 8),
     "enqueue": lambda q, g, scene: ops.enqueue(q, [b"new", MARKER], max_length=1000, waiter="room-1"),
@@ -405,6 +407,14 @@ def store_schedule(desk: Desk) -> None:
     desk.client.hset(desk.g.schedules, mapping={"def stored": DEF, "ver stored": "7", "home stored": desk.q.name})
 
 
+def outdate(desk: Desk) -> None:
+    """A schedule and a subscription of a deploy that runs no more."""
+    declare(desk, "outdated", owner="1 shop")
+    desk.call(ops.declare_topics(desk.g, "Q1", b"{}", ["order.paid"], "1 shop"))
+    for worker in desk.client.smembers(desk.g.registered):
+        desk.client.hset(desk.g.info(worker.decode()), mapping={"app": "shop", "deploy": 2})
+
+
 BEFORE: dict[str, Callable[[Desk], object]] = {
     **dict.fromkeys(
         ("lease_prefix", "page_schedules", "read_outcomes", "read_schedules", "survey_schedules", "unstore_schedule"),
@@ -419,6 +429,7 @@ BEFORE: dict[str, Callable[[Desk], object]] = {
         ("declare_topics", "drop_topics", "read_topics"),
         lambda desk: desk.call(ops.declare_topics(desk.g, "Q1", b"{}", ["order.paid"])),
     ),
+    **dict.fromkeys(("drop_outdated_schedules", "drop_outdated_topics"), outdate),
     "trim_kept": lambda desk: desk.client.delete(*[key for key in desk.all_keys() if b":done:" in key]),
     "forget_queues": lambda desk: desk.client.zadd(desk.g.queues, {"old": PAST, "Q1": PAST}),
     "forget_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "C", "Q1")),

@@ -10,6 +10,7 @@ from worqr import ops
 from worqr.command import Command
 from worqr.keys import QueueKeys
 from worqr.ops import ScheduleRow
+from worqr.ops.registry import NO_DEPLOY
 
 DEF = b'{"every_ms": 1000} \xff\x00'
 OTHER = b"another definition"
@@ -31,9 +32,9 @@ def fire_schedule(keys: QueueKeys, name: str, nominal: int, *, judged_at: int, *
     return replace(call, read=lambda reply: call.read(reply)[0])
 
 
-def declare(desk: Desk, *names: str, definition: bytes = DEF, replace: bool = True) -> None:
+def declare(desk: Desk, *names: str, definition: bytes = DEF, replace: bool = True, owner: str = NO_DEPLOY) -> None:
     pairs = [(name, definition) for name in names]
-    assert desk.call(ops.declare_schedules(desk.g, pairs, replace=replace)) == []
+    assert desk.call(ops.declare_schedules(desk.g, pairs, replace=replace, owner=owner)) == []
     set_clock_ahead(desk, MINUTE // 2)  # so that no script notes the time meanwhile
 
 

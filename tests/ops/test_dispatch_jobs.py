@@ -513,6 +513,7 @@ def test_the_bound_counts_all_that_does_not_run(desk: Desk) -> None:
     before = desk.state(":counts")
     assert outcomes(desk, job("new", max_length=4), job(None, max_length=4)) == ["full", "full"]
     assert desk.state(":counts") == before
+    assert desk.client.hget(desk.q.counts, "refused") == b"2"
     assert outcomes(desk, job("new", max_length=5), job("newer", max_length=5)) == ["created", "full"]
 
 

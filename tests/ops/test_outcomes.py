@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.ops.driver import BOOM, Desk
-from tests.ops.schedules import DEF, TASK, T, declared, fire_schedule, now
+from tests.ops.schedules import DEF, HOUR, TASK, T, declared, fire_schedule, now
 from worqr import ops
 from worqr.cron import outcome_of
 from worqr.records import RemoteError
@@ -25,7 +25,7 @@ def fired(desk: Desk, worker: str = "A") -> int:
 
 def noted(desk: Desk) -> str | None:
     """What the server has, with 0 for times that are about now."""
-    [stored] = desk.call(ops.read_outcomes(desk.q, ["s"]))
+    [(stored, _)] = desk.call(ops.read_outcomes(desk.q, ["s"]))
     if not stored:
         return None
     assert 0 < desk.client.ttl(desk.q.outcomes) - 400 * 24 * 3600 + 5 <= 5
@@ -124,7 +124,7 @@ def test_a_key_of_another_type_costs_the_note_alone(desk: Desk, key: str) -> Non
     finish(desk, claim)
     assert desk.client.get(getattr(desk.q, key)) == b"mine"
     assert not desk.client.exists(desk.q.claims("A"))
-    assert desk.call(ops.read_outcomes(desk.q, ["s"])) == [b""]
+    assert desk.call(ops.read_outcomes(desk.q, ["s"])) == [(b"", None)]
 
 
 def test_odd_values_of_a_record_do_not_matter(desk: Desk) -> None:
@@ -136,17 +136,37 @@ def test_odd_values_of_a_record_do_not_matter(desk: Desk) -> None:
 
 def test_a_type_has_no_line_break_and_a_text_has_500_bytes(desk: Desk) -> None:
     desk.call(ops.fail_task(desk.q, "A", fired(desk), RemoteError("Odd\nName", "\u20ac" * 400, ""), undecodable=False))
-    [stored] = desk.call(ops.read_outcomes(desk.q, ["s"]))
+    [(stored, _)] = desk.call(ops.read_outcomes(desk.q, ["s"]))
     found = outcome_of(stored)
     assert found is not None
     assert (found.error_type, found.error) == ("Odd Name", "\u20ac" * 166)
 
 
 def test_reads_those_that_are_there(desk: Desk) -> None:
-    assert desk.call(ops.read_outcomes(desk.q, ["s", "t"])) == [b"", b""]
+    assert desk.call(ops.read_outcomes(desk.q, ["s", "t"])) == [(b"", None), (b"", None)]
     desk.client.hset(desk.q.outcomes, mapping={"s": b"\xff", "u": b"x"})
     with desk.nothing_changes():
-        assert desk.call(ops.read_outcomes(desk.q, ["t", "s"])) == [b"", b"\xff"]
+        assert desk.call(ops.read_outcomes(desk.q, ["t", "s"])) == [(b"", None), (b"\xff", None)]
+
+
+def test_a_job_that_no_worker_takes_for_a_day_is_told(desk: Desk) -> None:
+    def unserved() -> int | None:
+        return desk.call(ops.read_outcomes(desk.q, ["s"]))[0][1]
+
+    desk.dispatch(ID, run_at=now(desk))
+    assert unserved() is None
+    long_ago = now(desk) - 24 * HOUR
+    desk.client.hset(desk.q.job(ID), "run_at", long_ago)
+    assert unserved() == long_ago
+    desk.register("A", queues=["Q1"])
+    desk.enter("A")
+    assert unserved() is None
+    desk.client.delete(desk.q.workers)
+    for field, value in {"state": "due", "run_at": "soon", "started": "1"}.items():
+        before = desk.client.hget(desk.q.job(ID), field)
+        desk.client.hset(desk.q.job(ID), field, value)
+        assert unserved() is None
+        desk.client.hset(desk.q.job(ID), field, before or "")
 
 
 # survey_schedules

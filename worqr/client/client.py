@@ -13,7 +13,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -736,9 +736,14 @@ class ThreadConnection:
     def __init__(self, make: Callable[[], Connection]) -> None:
         """Prepare it. `make` returns a connection that is not started."""
         self._make = make
+        self._greet: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._end: weakref.finalize[[Connection], ThreadConnection] | None = None
+
+    def greet_with(self, greet: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Set what a thread sends first, when it has established the connection."""
+        self._greet = greet
 
     def get(self) -> Connection:
         """Return the connection; block until it is first established.
@@ -754,6 +759,8 @@ class ThreadConnection:
                 connection = self._connection or self._start()
         if not connection.was_ready:
             connection.wait_ready_in_thread()
+            if self._greet is not None:
+                run_blocking(self._greet())
         return connection
 
     def _start(self) -> Connection:

@@ -324,7 +324,7 @@ async def schedules_of(client: Client, rows: Sequence[ScheduleRow], now: int) ->
     for place, row in enumerate(rows):
         with suppress(UsageError):  # of a name or a queue that any program has stored
             homes.setdefault(await _home_of(client, row, found[place].queue), []).append(place)
-    calls, places = list[ops.Command[list[bytes]]](), list[int]()
+    calls, places = list[ops.Command[list[tuple[bytes, int | None]]]](), list[int]()
     for keys, those in homes.items():
         for start in range(0, len(those), ops.SCHEDULES_PER_PAGE):
             page = those[start : start + ops.SCHEDULES_PER_PAGE]
@@ -332,9 +332,18 @@ async def schedules_of(client: Client, rows: Sequence[ScheduleRow], now: int) ->
             places += page
     with suppress(RefusedByServer):  # by a user who may not look at the queues
         known = chain.from_iterable(await client.link.call_all(calls))
-        for place, stored in zip(places, known, strict=True):
-            found[place] = replace(found[place], last_outcome=outcome_of(stored))
+        for place, (stored, since) in zip(places, known, strict=True):
+            one = replace(found[place], last_outcome=outcome_of(stored))
+            found[place] = one if since is None or one.problem else replace(one, problem=_unserved(one.queue, since))
     return found
+
+
+def _unserved(queue: str, since: int) -> str:
+    """Return what is wrong with a schedule whose job no worker takes. It goes on by itself when one does."""
+    day = at(since).isoformat(sep=" ", timespec="minutes")[:16]
+    return (
+        f"no worker serves its queue {readable(queue)!r}: its run of {day} UTC still waits. Start a worker of the queue"
+    )
 
 
 async def _home_of(client: Client, row: ScheduleRow, queue: str) -> QueueKeys:

@@ -12,6 +12,7 @@ loses nothing: a worker sends what is left. Each dispatch names the event as its
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -51,9 +52,9 @@ AT_ONCE: Final = 100
 """Jobs that one round trip stores: each has the whole value."""
 LEAST_PAUSE, MOST_PAUSE = 5.0, 300.0
 """Seconds between two tries of a queue that is full: a quarter of the age of the event, within these."""
-GIVE_UP_AFTER: Final = 3 * 86_400.0
+GIVE_UP_AFTER = 3 * 86_400.0
 """Seconds after which an event that a queue has not taken is a dead letter."""
-SEND_WITHIN: Final = 6 * 86_400.0
+SEND_WITHIN = 6 * 86_400.0
 """Seconds after which nothing is sent: the server knows what it has taken for a week."""
 
 
@@ -246,7 +247,6 @@ class Event(msgspec.Struct, frozen=True):
         value: the value as JSON.
         to: the queues that get it.
         hops: how many events led to it, with itself.
-        at: when it was published, in seconds since 1970.
     """
 
     id: str
@@ -254,7 +254,6 @@ class Event(msgspec.Struct, frozen=True):
     value: msgspec.Raw
     to: tuple[str, ...]
     hops: int
-    at: float
 
     def call(self, queue: str, facts: Facts, args: tuple[Any, ...] = ()) -> Call[Any]:
         """Return the call that is the event's job in a queue."""
@@ -296,7 +295,7 @@ class Topics:
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the event may have been stored.
         """
         event_id = check_id(f"e:{random_part() if id is None else check_id(id)}")[2:]
-        event = Event(event_id, check_topic(topic), msgspec.Raw(_encoded(value)), (), _hops(), time.time())
+        event = Event(event_id, check_topic(topic), msgspec.Raw(_encoded(value)), (), _hops())
         return sent_by("mesh.publish", _publish(self._client, event, value))
 
     async def topics(self) -> list[Subscription]:
@@ -411,9 +410,9 @@ def redelivery(client: Client) -> Callable[[bytes], Coroutine[Any, Any, None]]:
     async def redeliver(payload: bytes, /) -> None:
         try:
             event = _event_of(payload)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Undecodable(f"no event: {error}") from None
-        age = time.time() - event.at
+        age = _age()
         subscribed = await client.topics.all_queues()  # a producer must not reach other queues by way of a worker
         calls = [event.call(queue, subscribed[queue]) for queue in event.to if queue in subscribed]
         left, why = calls, "it is older than six days, and what a queue has taken is known for seven"
@@ -428,3 +427,16 @@ def redelivery(client: Client) -> Callable[[bytes], Coroutine[Any, Any, None]]:
         raise Retry(text, delay=min(max(age / 4, LEAST_PAUSE), MOST_PAUSE), counted=False)
 
     return redeliver
+
+
+def _age() -> float:
+    """Return the seconds between the dispatch of this job and its claim, by the numbers that the server has given them.
+
+    The numbers are its clock. A job whose record has no such number, or a later one than its claim has, is older than any other:
+    no server gives it, and a job that never becomes older would be tried for ever. A plain task is new.
+    """
+    run = current_run.get()
+    if run.record is None:
+        return 0.0
+    stored = whole(run.record.get(b"first"), 0)
+    return (run.fence - stored) / 1e6 if stored < run.fence else math.inf

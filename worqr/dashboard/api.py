@@ -298,8 +298,14 @@ async def schedules(visit: Visit) -> Rows:
     """The schedules."""
     if not visit.viewer.sees_all:
         raise Refused(403, "Schedules are shown to viewers who see all queues only.")
-    found, _ = await pages.with_state(visit, partial(pages.all_schedules, visit))
-    return _page(visit, found, fields_of)
+    found, following = await pages.page_of_schedules(visit, _limit(visit))
+    return Rows([fields_of(each) for each in found], {"after": following} if following else {})
+
+
+async def topics(visit: Visit) -> Rows:
+    """What queues are subscribed to."""
+    found, _ = await pages.subscribers(visit)
+    return _page(visit, found, asdict)
 
 
 async def log(visit: Visit) -> Rows:
@@ -352,6 +358,7 @@ READERS: Final[dict[str, Callable[[Visit], Awaitable[Rows]]]] = {
     "/api/v1/dead-letters": records,
     "/api/v1/workers": workers,
     "/api/v1/schedules": schedules,
+    "/api/v1/topics": topics,
     "/api/v1/log": log,
     "/api/v1/bulk": bulk,
 }

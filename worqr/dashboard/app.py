@@ -80,6 +80,7 @@ NAVIGATION: Final = (
     ("/failed", "Failed"),
     ("/workers", "Workers"),
     ("/schedules", "Schedules"),
+    ("/topics", "Topics"),
     ("/log", "Log"),
     ("/server", "Server"),
 )
@@ -487,6 +488,7 @@ ROUTES: Final[dict[str, Route]] = {
     "/workers": Route(pages.workers),
     "/worker": Route(pages.worker),
     "/schedules": Route(pages.schedules),
+    "/topics": Route(pages.topics),
     "/log": Route(pages.log),
     "/server": Route(server_page.page),
     "/search": Route(pages.search),

@@ -14,7 +14,6 @@ from worqr import ops
 from worqr.client.inspection import ask_each, list_jobs, merge_queue_info
 from worqr.client.job import opened_infos
 from worqr.client.queue import queue_named
-from worqr.client.schedules import all_schedules as read_schedules
 from worqr.client.schedules import find_schedule, schedule_of, schedules_of
 from worqr.cron import Schedule
 from worqr.dashboard.dead_letters import read_counts, read_records
@@ -27,7 +26,7 @@ from worqr.dashboard.request import Visit
 from worqr.dashboard.state import MeshState, is_empty_failure_queue, needs_of, read_state
 from worqr.errors import UsageError
 from worqr.inside import client_of
-from worqr.keys import MAX_SHARDS, QueueKeys, RegistryKeys
+from worqr.keys import MAX_SHARDS, PUBLISH, QueueKeys, RegistryKeys
 from worqr.mesh_records import LaneInfo, LogEntry, QueueInfo, WorkerInfo, is_in_use
 from worqr.ops import FIND_DEPTH
 from worqr.records import MOST_RECENT, EndedRun, Entry, Failed, JobRecord, Matches, Status, TaskInfo
@@ -37,6 +36,7 @@ from worqr.views.tables import age_of, open_waits
 
 if TYPE_CHECKING:
     from worqr.client.queue import Queue
+    from worqr.client.topics import Subscription
     from worqr.ops import ServedPolicy
 
 
@@ -201,15 +201,30 @@ async def all_workers(visit: Visit) -> list[WorkerInfo]:
     return await visit.looks.get("workers", read)
 
 
-async def all_schedules(visit: Visit) -> list[Schedule]:
-    """Return the schedules; none to a viewer who does not see all queues, because a schedule does not name its queue."""
+async def page_of_schedules(visit: Visit, limit: int) -> tuple[list[Schedule], str]:
+    """Return one page of the schedules whose names begin with the text of the filter, and the name after which the next begins.
+
+    Of the stored ones, nothing but the page is read. A viewer who does not see all queues gets none, because a schedule does not
+    name its queue.
+    """
     if not visit.viewer.sees_all:
-        return []
+        return [], ""
+    client, keys = client_of(visit.mesh), RegistryKeys(visit.mesh.prefix)
+    prefix, after = visit.text("q"), visit.text("after")
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        partial(client.ask, ops.survey_schedules(keys)),
+        partial(client.ask, ops.page_schedules(keys, prefix, after, limit + 1)),
+        partial(look, visit),
+    ]
+    survey, (stored, now), _ = await gathered(calls)
+    declared = [row for row in survey.rows if row.name.startswith(prefix) and row.name > after]
+    rows: list[ops.ScheduleRow] = sorted([*declared, *stored], key=_name_of)
+    found = await schedules_of(client, rows[:limit], now)
+    return [_without_secrets(each, visit) for each in found], rows[limit - 1].name if len(rows) > limit else ""
 
-    async def read(_before: list[Schedule] | None) -> list[Schedule]:
-        return await visit.mesh.schedules()
 
-    return [_without_secrets(each, visit) for each in await visit.looks.get("schedules", read)]
+def _name_of(row: ops.ScheduleRow) -> str:
+    return row.name
 
 
 def _without_secrets(schedule: Schedule, visit: Visit) -> Schedule:
@@ -219,22 +234,23 @@ def _without_secrets(schedule: Schedule, visit: Visit) -> Schedule:
     return replace(schedule, last_outcome=replace(last, error=visit.redactor.text(last.error)))
 
 
-async def _planned_schedules(visit: Visit) -> list[Schedule]:
-    """Return the schedules, without how their last runs ended."""
+async def _late_schedules(visit: Visit) -> list[Schedule]:
+    """Return the schedules that have been due for longest, without how their last runs ended."""
     if not visit.viewer.sees_all:
         return []
-    client = client_of(visit.mesh)
+    client, keys = client_of(visit.mesh), RegistryKeys(visit.mesh.prefix)
 
     async def read(_before: list[Schedule] | None) -> list[Schedule]:
-        rows, now = await read_schedules(client.ask, RegistryKeys(client.settings.prefix))
-        return [schedule_of(row, now) for row in rows]
+        names = await client.ask(ops.list_due_schedules(keys, 0))
+        survey = await client.ask(ops.survey_schedules(keys, names[:PAGE])) if names else None
+        return [] if survey is None else [schedule_of(row, survey.now) for row in survey.rows]
 
-    return await visit.looks.get("planned schedules", read)
+    return await visit.looks.get("late schedules", read)
 
 
 async def overview(visit: Visit) -> Response:
     """The totals, what needs attention, the busiest queues, and the workers."""
-    read = partial(unless_refused, partial(_planned_schedules, visit), list[Schedule]())
+    read = partial(unless_refused, partial(_late_schedules, visit), list[Schedule]())
     events = partial(unless_refused, partial(newest_entries, visit), list[LogEntry]())
     calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), read, events]
     state, (schedules, refused), (entries, _) = await gathered(calls)
@@ -802,13 +818,69 @@ LAST: Final = 20
 """Runs that it lists."""
 
 
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """A pattern of topics to which a queue is subscribed, and the tasks of the queue."""
+
+    pattern: str
+    queue: str
+    app: str
+    seen: float
+    waiting: int
+    delivered: int
+    refused: int
+    dead: int
+
+
+async def subscribers(visit: Visit) -> tuple[list[Subscriber], MeshState]:
+    """Return the subscriptions of the queues that this viewer sees, and the state of the mesh."""
+
+    async def read(_before: list[Subscription] | None) -> list[Subscription]:
+        return await visit.mesh.topics()
+
+    found, state = await with_state(visit, partial(visit.looks.get, "topics", read))
+    infos = {info.name: info for info in state.queues}
+
+    def row(each: Subscription) -> Subscriber:
+        info = infos.get(each.queue)
+        numbers = (0, 0, 0, 0)
+        if info is not None:
+            counts = info.counts
+            numbers = (
+                info.waiting,
+                counts.get("enqueued", 0),
+                counts.get("refused", 0),
+                info.failed + info.undecodable,
+            )
+        return Subscriber(each.pattern, each.queue, each.app, each.seen, *numbers)
+
+    return [row(each) for each in found if visit.viewer.sees(each.queue)], state
+
+
+async def topics(visit: Visit) -> Response:
+    """What queues are subscribed to, and the events that some queue has not got."""
+    found, state = await subscribers(visit)
+    publishing = next((info for info in state.queues if info.name == PUBLISH), None)
+    start = start_of_page(visit)
+    return visit.page(
+        "topics.html",
+        live="",
+        found=found[start : start + PAGE],
+        total=len(found),
+        start=start,
+        size=PAGE,
+        publishing=publishing,
+    )
+
+
 async def schedules(visit: Visit) -> Response:
-    """All schedules; or one with its next times, if the address names it."""
+    """A page of the schedules; or one with its next times, if the address names it."""
     check_sees_all(visit)
     name, client = visit.text("name"), client_of(visit.mesh)
     if not name:
-        everything, _ = await with_state(visit, partial(all_schedules, visit))
-        return visit.page("schedules.html", live="", found=everything)
+        shown, following = await page_of_schedules(visit, PAGE)
+        word, after = visit.text("q"), visit.text("after")
+        return visit.page("schedules.html", live="", found=shown, following=following, word=word, after=after)
     found = await find_schedule(client, name)
     if found is None:
         raise Refused(404, "There is no schedule of this name.")

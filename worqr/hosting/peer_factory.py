@@ -162,6 +162,10 @@ MAX_HISTORIES: Final = 1000
 """The largest `history_queues`: that many take 230 MB of the server's memory."""
 
 
+MAX_DEPLOY: Final = 10**15
+"""The largest `deploy`. A time in seconds, or as YYYYMMDDHHMM, is below it."""
+
+
 class WorkerSettings(Generic[S]):
     """What surrounds the handlers of a mesh in each of its workers."""
 
@@ -181,6 +185,8 @@ class WorkerSettings(Generic[S]):
     """The context manager around the life of each process."""
     history_queues: int
     """How many queues have a history; 0: none."""
+    deploy: int
+    """The number of this version of the application; 0: it has none."""
 
     def __init__(
         self,
@@ -203,6 +209,14 @@ class WorkerSettings(Generic[S]):
     def _set_history(self, history: bool, queues: int) -> None:
         """Set how many queues have a history. Used once, before any peer joins."""
         self.history_queues = _checked_history(history, queues)
+
+    def _set_deploy(self, deploy: int | None, app: str) -> None:
+        """Set the number of this version of the application. Used once, before any peer joins."""
+        self.deploy = 0 if deploy is None else check_between(deploy, "deploy", 1, MAX_DEPLOY)
+        if self.deploy and not (app and app.isprintable()):
+            raise UsageError(
+                f"deploy={deploy} needs app=, a name in one line: it is compared with other deploys of the same application"
+            )
 
 
 def _checked_runs_in(value: object) -> AsyncRunsIn | None:
@@ -339,6 +353,7 @@ class PeerFactory(Generic[S]):
         return PeerSettings(
             prefix=server.prefix,
             app=server.app,
+            deploy=ours.deploy,
             concurrency=check_concurrency(options.get("concurrency", CONCURRENCY)),
             grace=seconds(options.get("grace", GRACE), "grace"),
             keepalive=server.keepalive,

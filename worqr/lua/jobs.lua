@@ -636,6 +636,7 @@ end
 
 -- Runs one dispatch: stores a new job, or changes the job that has its id. Returns the outcome, the id, the dispatch that its
 -- handle waits for, how many tasks became claimable, and how many jobs were added.
+-- A refusal for lack of room is counted, unless the producer waits.
 -- `number`: the dispatch's fencing token, as text. `seen`: the result of find_job, if the script has it.
 -- `o`, the options: id (nil: a new one, made with `random`), delay or run_at (ms), when (set, keep, later, earlier),
 --   exists (update, skip, raise, cancel), at_most (ms), data, counts, policy (names of fields to replace), fields, meta, front,
@@ -648,6 +649,9 @@ local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and find_job(base, id) or {last = number}
   local outcome = refusal(base, o, seen, 0)
+  if outcome == 'full' and not o.waiter then
+    tally(base, 'refused', 1)
+  end
   if not outcome and o.parent and repeats_end(base, id, o.parent, tonumber(o.parent.after)) then
     outcome = 'unchanged'
   end

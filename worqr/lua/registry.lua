@@ -575,32 +575,70 @@ local function list_outboxes()
   return reply
 end
 
+-- Deploys: a declared schedule, and a pattern of a subscription, has an owner: the application that declared it last, and the highest
+-- deploy of it that has declared it, as NUMBER APP. It is outdated when the registered workers of that application all have higher
+-- numbers. A worker registers before it declares, so it keeps what it declares. One without a number keeps all of its application.
+
+-- Returns the owner of what has the owner `before` (nil: none), and is declared by `owner` now: number 0 is a worker without one.
+local function owner_after(before, owner)
+  local number, app = string.match(before or '', '^(%d+) (.*)$')
+  local mine, of = string.match(owner, '^(%d+) (.*)$')
+  if app == of and tonumber(number) >= tonumber(mine) then
+    return before
+  end
+  return mine ~= '0' and owner or nil
+end
+
+-- Returns the lowest and the highest deploy of the registered workers of each application, in two tables; nil if that is not known of
+-- one of them.
+local function running_deploys(mesh)
+  local lowest, highest = {}, {}
+  for _, worker in ipairs(own(redis.pcall('SMEMBERS', mesh .. ':Workers')) or {}) do
+    local kept = own(redis.pcall('HMGET', mesh .. ':info:' .. worker, 'app', 'deploy'))
+    if not kept or not kept[1] then
+      return nil
+    end
+    local app, deploy = kept[1], whole_number(kept[2], 0)
+    lowest[app], highest[app] = math.min(lowest[app] or deploy, deploy), math.max(highest[app] or 0, deploy)
+  end
+  return lowest, highest
+end
+
+-- True if the `owner` is outdated; `lowest`: the lowest deploys that run.
+local function is_outdated(owner, lowest)
+  local number, app = string.match(owner or '', '^(%d+) (.*)$')
+  return app and lowest[app] and whole_number(number, 0) < lowest[app]
+end
+
 -- declare_topics: a worker subscribes one queue to topics, or says again that it is. Patterns that no worker has declared for
 -- `unseen_ms` are dropped, but only now that a worker declares others: without workers, a subscription stays.
 -- ARGV[4] queue name
 -- ARGV[5] facts JSON in one line: how an event becomes a job of the queue
 -- ARGV[6] unseen_ms ms
--- ARGV[7..] patterns texts
+-- ARGV[7] owner the deploy of the worker, 0 for none, and its application
+-- ARGV[8..] patterns texts
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not declare what was dropped
 -- NUMBERED
 -- FLAGS allow-oom
 local function declare_topics()
   local mesh = KEYS[1]
-  local queue, facts, unseen_ms = ARGV[4], ARGV[5], tonumber(ARGV[6])
+  local queue, facts, unseen_ms, owner = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
   local topics, now = mesh .. ':topics', now_ms()
 
-  local lines, declared = {facts}, {}
-  for i = 7, #ARGV do
-    local pattern = ARGV[i]
-    declared[pattern] = true
-    lines[#lines + 1] = digits(now) .. ' ' .. pattern
-  end
-  for seen, pattern in string.gmatch(redis.call('HGET', topics, queue) or '', '\n(%d+) ([^\n]+)') do
+  local lines, before, kept = {facts}, {}, {}
+  for seen, pattern, of in string.gmatch(redis.call('HGET', topics, queue) or '', '\n(%d+) ([^ \n]+) ?([^\n]*)') do
     seen = math.min(now, whole_number(seen, 0, LATEST)) -- a later time is from before the clock was set back
-    if not declared[pattern] and now - seen < unseen_ms then
-      lines[#lines + 1] = digits(seen) .. ' ' .. pattern
-    end
+    before[pattern] = of
+    kept[pattern] = now - seen < unseen_ms and digits(seen) .. ' ' .. pattern .. (of ~= '' and ' ' .. of or '') or nil
+  end
+  for i = 8, #ARGV do
+    local pattern = ARGV[i]
+    local of = owner_after(before[pattern], owner)
+    lines[#lines + 1], kept[pattern] = digits(now) .. ' ' .. pattern .. (of and ' ' .. of or ''), nil
+  end
+  for _, line in pairs(kept) do
+    lines[#lines + 1] = line
   end
   redis.call('HSET', topics, queue, table.concat(lines, '\n'))
   return {'ok'}
@@ -631,4 +669,36 @@ local function drop_topics()
   local topics = mesh .. ':topics'
 
   return {redis.call('HDEL', topics, queue) == 1 and 'ok' or 'unknown'}
+end
+
+-- drop_outdated_topics: drops the patterns of subscriptions whose owner is outdated. A queue without patterns is not subscribed any
+-- more; the tasks that it has stay.
+-- RETURNS ok left dropped: the queues that are not subscribed any more, and a pair of queue and pattern for each pattern
+-- RESEND safe: a copy finds none of them
+-- FLAGS allow-oom
+local function drop_outdated_topics()
+  local mesh = KEYS[1]
+  local topics = mesh .. ':topics'
+
+  local lowest, dropped, left = running_deploys(mesh), {}, {}
+  local stored = redis.call('HGETALL', topics)
+  for i = 1, lowest and #stored or 0, 2 do
+    local queue, lines, gone = stored[i], {}, {}
+    local facts, rest = string.match(stored[i + 1], '^([^\n]*)(.*)$')
+    for line in string.gmatch(rest, '[^\n]+') do
+      local pattern, of = string.match(line, '^%d+ ([^ ]+) (.*)$')
+      local list = is_outdated(of, lowest) and gone or lines
+      list[#list + 1] = list == gone and pattern or line
+    end
+    if #gone > 0 and #lines > 0 then
+      redis.call('HSET', topics, queue, facts .. '\n' .. table.concat(lines, '\n'))
+    elseif #gone > 0 then
+      redis.call('HDEL', topics, queue)
+      left[#left + 1] = queue
+    end
+    for _, pattern in ipairs(gone) do
+      dropped[#dropped + 1] = {queue, pattern}
+    end
+  end
+  return {'ok', left, dropped}
 end

@@ -73,25 +73,46 @@ end
 
 -- Deletes all facts about a schedule.
 local function forget_schedule(mesh, name)
-  for _, fact in ipairs({'def ', 'last ', 'next ', 'fired ', 'owed ', 'paused ', 'over ', 'ver ', 'when ', 'ran ', 'ended '}) do
+  for _, fact in ipairs({'def ', 'last ', 'next ', 'fired ', 'owed ', 'paused ', 'over ', 'ver ', 'when ', 'ran ', 'ended ',
+    'own '}) do
     redis.call('HDEL', mesh .. ':schedules', fact .. name)
   end
   redis.call('ZREM', mesh .. ':schedules_due', name)
   redis.call('ZREM', mesh .. ':schedules_seen', name)
 end
 
+-- Returns the owner of a schedule that `owner` declares, and stores it if it is not `before`.
+local function own_schedule(schedules, name, before, owner)
+  local of = owner_after(before or nil, owner)
+  if of and of ~= before then
+    redis.call('HSET', schedules, 'own ' .. name, of)
+  elseif before and not of then
+    redis.call('HDEL', schedules, 'own ' .. name)
+  end
+  return of
+end
+
+-- True if a worker of a newer deploy than this one runs.
+local function runs_newer(mesh, owner)
+  local number, app = string.match(owner, '^(%d+) (.*)$')
+  local _, highest = running_deploys(mesh)
+  return number ~= '0' and highest and (highest[app] or 0) > tonumber(number)
+end
+
 -- declare_schedules: stores schedules of a worker. A new or changed one counts its firings from now on. An unchanged one
--- continues where it was, so that firings missed while no worker ran can be caught up. A pause stays.
+-- continues where it was, so that firings missed while no worker ran can be caught up. A pause stays. While a newer deploy runs, an
+-- older one changes nothing of what it has declared.
 -- ARGV[4] replace 1: change what another peer declared, 0: store only those that are missing
 -- ARGV[5] expire_s s until all schedules of a mesh without peers are forgotten
--- ARGV[6..] names and definitions in turn
+-- ARGV[6] owner the deploy of the worker, 0 for none, and its application
+-- ARGV[7..] names and definitions in turn
 -- RETURNS ok name... (those that a program has stored: they stay as they are) | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not replace what a newer peer declared
 -- NUMBERED
 -- FLAGS allow-oom
 local function declare_schedules()
   local mesh = KEYS[1]
-  local replace, expire_s = ARGV[4] == '1', ARGV[5]
+  local replace, expire_s, owner = ARGV[4] == '1', ARGV[5], ARGV[6]
   local schedules, schedules_due = mesh .. ':schedules', mesh .. ':schedules_due'
   local schedules_seen = mesh .. ':schedules_seen'
 
@@ -101,12 +122,14 @@ local function declare_schedules()
   local now, led = now_ms(), digits(whole_number(redis.call('HGET', schedules, 'led'), 0))
   local reply = {'ok'}
   local function declare(name, value)
-    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'paused ' .. name, 'ver ' .. name)
+    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'paused ' .. name, 'ver ' .. name, 'own ' .. name)
     if kept[3] then
       reply[#reply + 1] = name
       return
     end
-    local changed = not kept[1] or replace and kept[1] ~= value
+    local of = own_schedule(schedules, name, kept[4], owner)
+    local is_newest = of == owner or not of or not runs_newer(mesh, owner)
+    local changed = not kept[1] or replace and kept[1] ~= value and is_newest
     if changed then
       redis.call('HSET', schedules, 'def ' .. name, value, 'last ' .. name, digits(now))
       redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
@@ -117,7 +140,7 @@ local function declare_schedules()
     redis.call('ZADD', schedules_seen, led, name)
   end
 
-  for i = 6, #ARGV, 2 do
+  for i = 7, #ARGV, 2 do
     local name, value = ARGV[i], ARGV[i + 1]
     declare(name, value)
   end
@@ -128,25 +151,27 @@ end
 
 -- renew_schedules: notes that a worker still declares these schedules, and returns the names of those that are missing.
 -- ARGV[1] expire_s s until all schedules of a mesh without peers are forgotten
--- ARGV[2..] names text
+-- ARGV[2] owner the deploy of the worker, 0 for none, and its application
+-- ARGV[3..] names text
 -- RETURNS ok name... (missing)
 -- RESEND safe: a copy notes the same again; missing schedules stay missing
 -- FLAGS allow-oom
 local function renew_schedules()
   local mesh = KEYS[1]
-  local expire_s = ARGV[1]
+  local expire_s, owner = ARGV[1], ARGV[2]
   local schedules, schedules_due = mesh .. ':schedules', mesh .. ':schedules_due'
   local schedules_seen = mesh .. ':schedules_seen'
 
   redis.call('ZCARD', schedules_due)
   redis.call('ZCARD', schedules_seen)
   local led, missing = digits(whole_number(redis.call('HGET', schedules, 'led'), 0)), {'ok'}
-  for i = 2, #ARGV do
+  for i = 3, #ARGV do
     local name = ARGV[i]
-    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'ver ' .. name)
+    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'ver ' .. name, 'own ' .. name)
     if not kept[1] then
       missing[#missing + 1] = name
     elseif not kept[2] then
+      own_schedule(schedules, name, kept[3], owner)
       redis.call('ZADD', schedules_seen, led, name)
       if not redis.call('ZSCORE', schedules_due, name) and redis.call('HEXISTS', schedules, 'paused ' .. name) == 0 then
         schedule_check(schedules_due, name, digits(now_ms()))
@@ -424,6 +449,33 @@ local function drop_schedules()
   return reply
 end
 
+-- drop_outdated_schedules: deletes declared schedules whose owner is outdated, of one page.
+-- ARGV[1] from, how many of the declared ones to leave out
+-- ARGV[2] limit, how many to look at
+-- RETURNS ok next name definition...: in turn; next: where the next page begins, -1: there is none
+-- RESEND safe: a copy drops nothing that a worker has declared meanwhile, because that worker is registered
+-- FLAGS allow-oom
+local function drop_outdated_schedules()
+  local mesh = KEYS[1]
+  local from, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+  local schedules, schedules_seen = mesh .. ':schedules', mesh .. ':schedules_seen'
+
+  redis.call('ZCARD', mesh .. ':schedules_due')
+  local lowest, reply = running_deploys(mesh), {'ok', -1}
+  local names = lowest and redis.call('ZRANGE', schedules_seen, from, from + limit - 1) or {}
+  for _, name in ipairs(names) do
+    local kept = redis.call('HMGET', schedules, 'own ' .. name, 'def ' .. name)
+    if is_outdated(kept[1], lowest) then
+      reply[#reply + 1], reply[#reply + 2] = name, kept[2] or ''
+      forget_schedule(mesh, name)
+    end
+  end
+  if #names == limit then
+    reply[2] = from + limit - (#reply - 2) / 2
+  end
+  return reply
+end
+
 -- Returns the options and the task of a stored schedule that a leader has read under the number `version`, with `meta` (JSON, or
 -- nil) added to its own. Returns nil and why, if it has been changed.
 local function stored_call(queue, name, version, meta)
@@ -616,18 +668,32 @@ local function read_schedules()
   return reply
 end
 
--- read_outcomes: returns how the last runs of schedules of a queue ended.
+local UNSERVED = 86400000 -- ms, a day: queues whose workers start with the work have none in between
+
+-- Returns since when (ms as text) the job of a schedule has waited for over a day in a queue that no worker serves now; else ''.
+local function unserved_since(queue, name, now)
+  if own(redis.pcall('HLEN', queue .. ':workers'), '^NOPERM') ~= 0 then
+    return ''
+  end
+  local kept = own(redis.pcall('HMGET', queue .. ':job:' .. FIRING .. name, 'state', 'run_at', 'started'), '^NOPERM') or {}
+  local since = whole_number(kept[2], now)
+  return kept[1] == 'waiting' and not kept[3] and now - since >= UNSERVED and digits(since) or ''
+end
+
+-- read_outcomes: returns how the last runs of schedules of a queue ended, and which of its jobs no worker takes.
 -- ARGV[1..] names text
--- RETURNS ok outcome... (a text of note_outcome; empty: none is known)
+-- RETURNS ok outcome unserved...: in turn; outcome is a text of note_outcome (empty: none is known), unserved the time in ms since
+--   which its job has waited, for over a day, in a queue without workers (empty: it does not)
 -- RESEND safe: it only reads
 -- FLAGS no-writes
 local function read_outcomes()
   local queue = KEYS[1]
 
-  local reply = {'ok'}
+  local reply, now = {'ok'}, now_ms()
   for i = 1, #ARGV do
     local name = ARGV[i]
     reply[#reply + 1] = own(redis.pcall('HGET', queue .. ':outcomes', name)) or ''
+    reply[#reply + 1] = unserved_since(queue, name, now)
   end
   return reply
 end
@@ -665,6 +731,7 @@ local function index_schedule()
   end
   local now = now_ms()
   redis.call('HSET', schedules, 'def ' .. name, definition, 'ver ' .. name, version .. ' ' .. home, 'when ' .. name, times)
+  redis.call('HDEL', schedules, 'own ' .. name)
   redis.call('ZREM', mesh .. ':schedules_seen', name)
   redis.call('ZADD', mesh .. ':schedules_stored', 0, name)
   if kept[1] ~= definition then

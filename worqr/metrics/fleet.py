@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any, Final, Literal, Protocol
@@ -26,10 +26,10 @@ from worqr.client.schedules import schedules_of
 from worqr.cron import Schedule
 from worqr.history_records import OUTCOMES, RUN_BOUNDS, RUN_FIELDS, RUN_SUM, WAIT_BOUNDS, WAIT_FIELDS, WAIT_SUM
 from worqr.inside import client_of, readings_of
-from worqr.keys import RegistryKeys
+from worqr.keys import PUBLISH, RegistryKeys
 from worqr.link import Link, ServerStats, loop_name_here
 from worqr.mesh_records import Health, MeshInfo, QueueInfo
-from worqr.ops import look_at_workers, survey_schedules
+from worqr.ops import look_at_workers, read_topics, survey_schedules
 from worqr.peer.peer import PeerReadings
 
 # `Samples`: the values of metrics at one moment. `prometheus` and `worqr.otel` export them.
@@ -186,6 +186,17 @@ FLEET: Final[dict[str, Metric]] = {
     "worqr_schedule_last_seconds": _gauge("how long the last run took; absent before one has ended", "schedule"),
     "worqr_schedule_paused": _gauge("1 if the schedule is paused", "schedule"),
     "worqr_schedule_pending": _gauge("firings that the leader could not enqueue yet", "schedule"),
+    "worqr_events_total": _counter(
+        "events of topics: `published`, `retried` because some queue has not taken one, or `failed`, which are dead letters",
+        "event",
+    ),
+    "worqr_events_pending": _gauge("events that some queue has not got yet"),
+    "worqr_subscriber_events_total": _counter(
+        "tasks of a queue that is subscribed to topics: `delivered` to it, or `refused` because it was full; each try counts",
+        "queue",
+        "event",
+    ),
+    "worqr_subscriber_seen_seconds": _gauge("for how long no worker has declared the subscription of a queue", "queue"),
     "worqr_outbox_rows": _gauge("rows of an outbox: `waiting`, `failed` or `held`", "table", "state"),
     "worqr_outbox_oldest_seconds": _gauge("how long the oldest row of an outbox has waited", "table"),
     "worqr_outbox_unseen_seconds": _gauge("how long no worker has looked after an outbox", "table"),
@@ -303,8 +314,9 @@ class FleetReader:
             partial(client.link.call, look_at_workers(keys)),
             partial(_server_stats, client.link),
             partial(outboxes_of, client),
+            partial(client.ask, read_topics(keys)),
         ]
-        info, survey, workers, server, outboxes = await self._together(calls)
+        info, survey, workers, server, outboxes, subscriptions = await self._together(calls)
         more: list[Callable[[], Awaitable[Any]]] = [
             partial(schedules_of, client, survey.rows, survey.now),
             partial(self._runs.read, info.queues),
@@ -320,6 +332,7 @@ class FleetReader:
             runs=runs,
             server=server,
             outboxes=outboxes,
+            subscribed={each.queue: min(each.patterns.values()) / 1000 for each in subscriptions if each.patterns},
         )
 
 
@@ -363,6 +376,7 @@ class FleetSnapshot:
         outboxes: the outboxes in databases.
         declared, stored: how many schedules workers declare, and programs have stored.
         late: how many of both the leader has not looked at in time.
+        subscribed: the queues that are subscribed to topics, and for how many seconds no worker has declared it.
     """
 
     mesh: MeshInfo
@@ -374,6 +388,7 @@ class FleetSnapshot:
     declared: int = 0
     stored: int = 0
     late: int = 0
+    subscribed: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class FleetMetrics:
@@ -401,6 +416,7 @@ class FleetMetrics:
             found.add("worqr_schedules_late", snapshot.late)
             for schedule in snapshot.schedules:
                 _add_schedule(found, schedule)
+            self._add_topics(found, snapshot)
             for table in sorted({outbox.table for outbox in snapshot.outboxes}):
                 _add_outboxes(found, table, [outbox for outbox in snapshot.outboxes if outbox.table == table])
             _add_server(found, snapshot.server)
@@ -436,6 +452,27 @@ class FleetMetrics:
             _add_queue(found, OTHER, others)
         if others_ran:
             add_runs(found, OTHER, others_ran)
+
+    def _add_topics(self, found: Samples, snapshot: FleetSnapshot) -> None:
+        """Add the events. Of the subscribers, those have series whose queues have."""
+        infos = {info.name: info for info in snapshot.mesh.queues}
+        if publishing := infos.get(PUBLISH):
+            for event, name in (("published", "enqueued"), ("retried", "retried"), ("failed", "failed")):
+                found.add("worqr_events_total", publishing.counts.get(name, 0), event)
+            pending = publishing.waiting + publishing.scheduled + publishing.running
+            found.add("worqr_events_pending", pending)
+        others = Counter[str]()
+        for queue, seen in sorted(snapshot.subscribed.items()):
+            counts: Mapping[str, int] = infos[queue].counts if queue in infos else {}
+            events = {"delivered": counts.get("enqueued", 0), "refused": counts.get("refused", 0)}
+            if queue not in self._shown:
+                others.update(events)
+                continue
+            found.add("worqr_subscriber_seen_seconds", seen, queue)
+            for event, number in events.items():
+                found.add("worqr_subscriber_events_total", number, queue, event)
+        for event, number in others.items():
+            found.add("worqr_subscriber_events_total", number, OTHER, event)
 
 
 def _activity(info: QueueInfo) -> tuple[int, int]:

@@ -387,6 +387,9 @@ def list_outboxes(keys: RegistryKeys) -> Command[list[StoredOutbox]]:
 
 # The topics to which queues are subscribed.
 
+NO_DEPLOY: Final = "0 "
+"""The owner of what a worker declares that has neither a deploy nor an application: a number and a name, with a space between."""
+
 PATTERN_UNSEEN_MS: Final = 3_600_000
 """Milliseconds after which a pattern is dropped that the workers of its queue no longer declare: six times as long as between two
 declarations of one worker.
@@ -402,9 +405,11 @@ class StoredTopics:
     patterns: dict[str, int]
 
 
-def declare_topics(keys: RegistryKeys, queue: str, facts: bytes, patterns: Sequence[str]) -> Command[str]:
-    """Subscribe a queue to topics, or say again that it is."""
-    args: tuple[bytes | str | int, ...] = (queue, facts, PATTERN_UNSEEN_MS, *patterns)
+def declare_topics(
+    keys: RegistryKeys, queue: str, facts: bytes, patterns: Sequence[str], owner: str = NO_DEPLOY
+) -> Command[str]:
+    """Subscribe a queue to topics, or say again that it is. `owner` is the deploy of the worker, and its application."""
+    args: tuple[bytes | str | int, ...] = (queue, facts, PATTERN_UNSEEN_MS, owner, *patterns)
     return new_call("declare_topics", keys.base, args, expect_ok, numbered=True)
 
 
@@ -422,7 +427,8 @@ def read_topics(keys: RegistryKeys) -> Command[list[StoredTopics]]:
 
 def _topics(queue: str, stored: bytes, now: int) -> StoredTopics:
     facts, *lines = stored.split(b"\n")
-    seen = {text(pattern): whole(time) for time, _, pattern in (line.partition(b" ") for line in lines)}
+    parts = [line.split(b" ", 2) for line in lines if b" " in line]
+    seen = {text(pattern): whole(time) for time, pattern, *_ in parts}
     patterns = {pattern: max(0, now - time) for pattern, time in seen.items() if time is not None and pattern}
     return StoredTopics(queue, facts, patterns)
 
@@ -434,6 +440,19 @@ def drop_topics(keys: RegistryKeys, queue: str) -> Command[bool]:
         return status_word(reply) == "ok"
 
     return new_call("drop_topics", keys.base, (queue,), read, numbered=True)
+
+
+def drop_outdated_topics(keys: RegistryKeys) -> Command[tuple[list[str], list[tuple[str, str]]]]:
+    """Drop patterns of deploys that are older than all that run.
+
+    The reply has the queues that are not subscribed any more, and each pattern with its queue.
+    """
+
+    def read(reply: Reply) -> tuple[list[str], list[tuple[str, str]]]:
+        status_word(reply)
+        return texts(reply[1]), [(exact(queue), text(pattern)) for queue, pattern in reply[2]]
+
+    return new_call("drop_outdated_topics", keys.base, (), read)
 
 
 # The log of the mesh: what has happened in it, for people.

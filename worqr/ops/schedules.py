@@ -11,6 +11,7 @@ import msgspec
 from worqr.command import Argument, Command, Reply, expect, new_call, pairs, status_word, text, texts
 from worqr.errors import WorqrBug
 from worqr.keys import QueueKeys, RegistryKeys
+from worqr.ops.registry import NO_DEPLOY
 from worqr.stored_values import TIME_DIGITS, exact, whole
 
 SCHEDULES_EXPIRE_S: Final = 30 * 24 * 3600
@@ -131,13 +132,14 @@ class DueSchedules:
 
 
 def declare_schedules(
-    keys: RegistryKeys, definitions: Sequence[tuple[str, bytes]], *, replace: bool
+    keys: RegistryKeys, definitions: Sequence[tuple[str, bytes]], *, replace: bool, owner: str = NO_DEPLOY
 ) -> Command[list[str]]:
     """Store (name, definition) of up to a page of schedules, or with replace=False only those that are not there.
 
-    The reply has the names of those that a program has stored at run time, which stay as they are.
+    `owner` is the deploy of the worker, and its application. The reply has the names of those that a program has stored at run
+    time, which stay as they are.
     """
-    args: list[Argument] = [int(replace), SCHEDULES_EXPIRE_S]
+    args: list[Argument] = [int(replace), SCHEDULES_EXPIRE_S, owner]
     for name, definition in definitions:
         args += (name, definition)
     size = sum(len(definition) for _, definition in definitions)
@@ -149,14 +151,14 @@ def _read_names(reply: Reply) -> list[str]:
     return texts(reply[1:])
 
 
-def renew_schedules(keys: RegistryKeys, names: Sequence[str]) -> Command[list[str]]:
+def renew_schedules(keys: RegistryKeys, names: Sequence[str], owner: str = NO_DEPLOY) -> Command[list[str]]:
     """Note that up to a page of schedules are still declared; return the names of those that are not stored."""
 
     def read(reply: Reply) -> list[str]:
         status_word(reply)
         return texts(reply[1:])
 
-    return new_call("renew_schedules", keys.base, (SCHEDULES_EXPIRE_S, *names), read)
+    return new_call("renew_schedules", keys.base, (SCHEDULES_EXPIRE_S, owner, *names), read)
 
 
 def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Command[Schedules]:
@@ -290,6 +292,21 @@ def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Comm
     return new_call("drop_schedules", keys.base, (unseen_ms, limit), read)
 
 
+def drop_outdated_schedules(
+    keys: RegistryKeys, start: int = 0, limit: int = SCHEDULES_AT_ONCE
+) -> Command[tuple[int, list[tuple[str, bytes]]]]:
+    """Drop declared schedules of deploys that are older than all that run, of one page.
+
+    The reply is where the next page begins (-1: there is none), and the names and definitions.
+    """
+
+    def read(reply: Reply) -> tuple[int, list[tuple[str, bytes]]]:
+        status_word(reply)
+        return int(reply[1]), [(exact(name), definition) for name, definition in pairs(reply[2:])]
+
+    return new_call("drop_outdated_schedules", keys.base, (start, limit), read)
+
+
 @dataclass(frozen=True, slots=True)
 class Firing:
     """One firing of a schedule; times in ms.
@@ -363,12 +380,15 @@ def read_schedules(keys: QueueKeys, names: Sequence[str]) -> Command[list[tuple[
     return new_call("read_schedules", keys.base, tuple(names), read)
 
 
-def read_outcomes(keys: QueueKeys, names: Sequence[str]) -> Command[list[bytes]]:
-    """Return how the last runs of schedules of a queue ended, as `worqr.cron.outcome_of` reads it; empty: it is not known."""
+def read_outcomes(keys: QueueKeys, names: Sequence[str]) -> Command[list[tuple[bytes, int | None]]]:
+    """Return how the last runs of schedules of a queue ended, as `worqr.cron.outcome_of` reads it; empty: it is not known.
 
-    def read(reply: Reply) -> list[bytes]:
+    Each comes with the time in ms since which its job has waited for over a day, if no worker serves the queue; else None.
+    """
+
+    def read(reply: Reply) -> list[tuple[bytes, int | None]]:
         status_word(reply)
-        return [bytes(each) for each in reply[1:]]
+        return [(bytes(stored), _time(since)) for stored, since in pairs(reply[1:])]
 
     return new_call("read_outcomes", keys.base, tuple(names), read)
 

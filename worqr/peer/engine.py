@@ -161,7 +161,7 @@ class Engine:
             await self.settings.sharding.declare()
         await self.session.register()
         declarer = ScheduleDeclarer(self.link, self.settings, self.shards_of, self.session)
-        subscriber = SubscriptionDeclarer(self.link, self.settings.prefix, self.settings.subscriptions, self.session)
+        subscriber = SubscriptionDeclarer(self.link, self.settings, self.session)
         await declarer.declare()
         await subscriber.declare()
         with trio.CancelScope() as self._shield:

@@ -127,6 +127,8 @@ class PeerSettings:
     max_payload: int
     schedules: Mapping[str, Definition]
     subscriptions: Mapping[str, Subscribed]
+    deploy: int = 0
+    """The number of this version of the application; 0: it has none."""
     stuck_after: float = 30.0
     history_queues: int = HISTORY_QUEUES
     """How many queues have a history; 0: none."""
@@ -161,3 +163,8 @@ class PeerSettings:
     """The loop of the application, or the loop in which the asyncio lifespan was entered. None: it is made when it is needed."""
     asyncio_state: object = None
     """The value that the asyncio lifespan yielded; without one, the same as `state`."""
+
+    @property
+    def owner(self) -> str:
+        """The deploy and the application, as the registry compares them with those of other workers."""
+        return f"{self.deploy} {self.app}"

@@ -257,7 +257,7 @@ class Session:
             *(("host", socket.gethostname()), ("pid", os.getpid()), ("app", settings.app), ("version", __version__)),
             *(("capacity", concurrency), ("keepalive_ms", self._keepalive_ms)),
             *(("running", 0), ("room", concurrency), ("python", platform.python_version())),
-            *(("threads", settings.threads), ("processes", settings.processes)),
+            *(("threads", settings.threads), ("processes", settings.processes), ("deploy", settings.deploy)),
         ]
 
     def _new_heartbeat(self, registration: Registration) -> Heartbeat[Beat]:

@@ -16,6 +16,7 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.error_throttle import ErrorThrottle, sleep_aligned
+from worqr.peer.options import PeerSettings
 from worqr.peer.session import Session
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -29,10 +30,11 @@ REDECLARE: Final = 600.0
 class SubscriptionDeclarer:
     """Keeps the subscriptions of one peer declared. After a new registration of `session`, all are declared again."""
 
-    def __init__(self, link: Link, prefix: str, declared: Mapping[str, Subscribed], session: Session) -> None:
+    def __init__(self, link: Link, settings: PeerSettings, session: Session) -> None:
         self._link = link
-        self._keys = RegistryKeys(prefix)
-        self._declared = declared
+        self._keys = RegistryKeys(settings.prefix)
+        self._declared: Mapping[str, Subscribed] = settings.subscriptions
+        self._owner = settings.owner
         self._session = session
         self._stored: dict[str, Subscribed] = {}
         self._stored_as: object = None
@@ -48,7 +50,7 @@ class SubscriptionDeclarer:
         if new:
             await self._link.call_all(
                 [
-                    ops.declare_topics(self._keys, queue, msgspec.json.encode(each.facts), each.patterns)
+                    ops.declare_topics(self._keys, queue, msgspec.json.encode(each.facts), each.patterns, self._owner)
                     for queue, each in new.items()
                 ]
             )

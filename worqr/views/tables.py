@@ -562,6 +562,16 @@ TOPICS: Final = Table(
         column("seen", SECONDS, always=True),
     )
 )
+SUBSCRIBERS: Final = Table(
+    (
+        *TOPICS.columns,
+        count("waiting", always=True),
+        count("delivered", always=True, wide=True),
+        count("refused", style="yellow", always=True, wide=True),
+        count("dead", title="dead letters", style=BAD, always=True),
+    )
+)
+"""The same on pages, with the tasks of the queue."""
 OUTBOX_ROWS: Final = Table(
     (
         column("id"),

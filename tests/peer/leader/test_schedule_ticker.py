@@ -650,9 +650,9 @@ async def test_definitions_are_sent_once_and_then_only_names(
         declared.append(len(page))
         return declare_page(keys, page, **how)
 
-    def renew_counted(keys: RegistryKeys, page: Any) -> Any:
+    def renew_counted(keys: RegistryKeys, page: Any, *owner: str) -> Any:
         renewed.append(len(page))
-        return renew_page(keys, page)
+        return renew_page(keys, page, *owner)
 
     monkeypatch.setattr(ops, "declare_schedules", declare_counted)
     monkeypatch.setattr(ops, "renew_schedules", renew_counted)
@@ -697,6 +697,64 @@ async def test_what_nobody_declares_any_more_is_dropped_when_the_mesh_was_led_fo
         assert "s" in registry.rows()  # not by a new leader
         monkeypatch.setattr(schedule_ticker, "LED_BEFORE_DROPPING", 0)
         await until(lambda: "s" not in registry.rows())
+
+
+def version(mesh: worqr.Mesh, *names: str) -> None:
+    """A version of an application: schedules with these names, and handlers of a topic."""
+    for name in names:
+
+        @mesh.on("order.paid", name=name)
+        async def handle(number: int) -> None: ...
+
+        mesh.every(HOUR, mesh.call(name, 1), name=name)
+
+
+async def test_a_rolling_deploy_keeps_what_runs_and_drops_what_only_older_ones_declare(
+    new_mesh: NewMesh, registry: Registry, monkeypatch: pytest.MonkeyPatch, expects_left: Callable[..., None]
+) -> None:
+    expects_left("topics", "{*}*")
+    for name, value in {"DROP_EVERY": 0.0, "RELOAD": 0.05, "LED_BEFORE_OUTDATED": 0.0}.items():
+        monkeypatch.setattr(schedule_ticker, name, value)
+    first, second, third = (new_mesh(app="shop", deploy=deploy) for deploy in (1, 2, 3))
+    version(first, "gone", "both")
+    version(second, "both", "new")
+    version(third, "new")
+    looks = 0
+
+    async def is_looked_at() -> None:
+        """Until the leader has looked for outdated ones twice."""
+        before = looks
+        await until(lambda: looks >= before + 2)
+
+    drop = ScheduleTicker._drop_outdated
+
+    async def counted(self: ScheduleTicker, now: float) -> None:
+        nonlocal looks
+        await drop(self, now)
+        looks += 1
+
+    monkeypatch.setattr(ScheduleTicker, "_drop_outdated", counted)
+
+    async def holds(*names: str) -> None:
+        await is_looked_at()
+        assert registry.rows().keys() == set(names)
+        assert {each.queue for each in await second.topics()} == set(names)
+
+    async with second.connect():
+        async with first.join(grace=0):
+            async with second.join(grace=0):
+                await holds("gone", "both", "new")
+                assert (await second.publish("order.paid", 1)).to == ("both", "gone", "new")
+        async with second.join(grace=0):
+            await holds("both", "new")
+            async with first.join(grace=0):  # one more of the older ones
+                await holds("gone", "both", "new")
+            await holds("both", "new")
+        async with first.join(grace=0):  # a roll-back
+            await holds("gone", "both", "new")
+        async with third.join(grace=0):
+            await holds("new")
+            assert {each.queue for each in await second.log() if each.kind == "unsubscribed"} == {"gone", "both"}
 
 
 async def test_no_schedules_cost_one_look_in_three_seconds(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,7 @@ class ScheduleDeclarer:
         self._link = link
         self._keys = RegistryKeys(settings.prefix)
         self._declared = settings.schedules
+        self._owner = settings.owner
         self._stored: set[str] = set()
         self._declared_as: object = None
         self._renew_at = 0.0
@@ -123,7 +124,7 @@ class ScheduleDeclarer:
             most=ops.SCHEDULES_AT_ONCE,
             most_bytes=ops.SCHEDULES_BYTES,
         )
-        calls = [ops.declare_schedules(self._keys, page, replace=replace) for page in pages]
+        calls = [ops.declare_schedules(self._keys, page, replace=replace, owner=self._owner) for page in pages]
         for start in range(0, len(calls), PAGES_AT_ONCE):
             for held in await self._link.call_all(calls[start : start + PAGES_AT_ONCE]):
                 for name in held:
@@ -134,7 +135,8 @@ class ScheduleDeclarer:
         names = [name for name in self._declared if name in self._stored]
         missing: list[str] = []
         for start in range(0, len(names), ops.SCHEDULES_AT_ONCE):
-            call = ops.renew_schedules(self._keys, names[start : start + ops.SCHEDULES_AT_ONCE])
+            some = names[start : start + ops.SCHEDULES_AT_ONCE]
+            call = ops.renew_schedules(self._keys, some, self._owner)
             missing += await self._link.call(call)
         if missing:
             await self._store([self._declared[name] for name in missing], replace=False)
@@ -162,7 +164,9 @@ UNSEEN_MS = 24 * 3600 * 1000
 """Milliseconds for which the mesh must have been led before a schedule that no peer declares any more is dropped."""
 LED_BEFORE_DROPPING = 2 * REDECLARE
 """Seconds. After an outage, every peer must have the time to declare its schedules again."""
-DROP_EVERY = 60.0
+LED_BEFORE_OUTDATED = 30.0
+"""Seconds. After an outage, the workers of every deploy must have the time to register again."""
+DROP_EVERY = 20.0
 LED_EVERY, LED_MOST = 1.0, 10.0
 """Seconds between two notes of how long the mesh was led, and the most that a leader adds: more means that it was suspended."""
 HERD = 100_000
@@ -301,6 +305,7 @@ class ScheduleTicker(Chore):
         if seen_at >= self._term.drop_at:
             self._term.drop_at = seen_at + DROP_EVERY
             await self._drop_undeclared(seen_at)
+            await self._drop_outdated(seen_at)
         wait = RELOAD if due.next is None else min(RELOAD, (due.next - due.now) / 1000)
         return began + READ_AT_MOST_EVERY if due.rows else max(began + READ_AT_MOST_EVERY, seen_at + wait)
 
@@ -368,6 +373,25 @@ class ScheduleTicker(Chore):
                 text = "schedule %(schedule)r was removed, because no worker has declared it for a day"
                 emit(logger, "drop_schedules", text, schedule=name)
                 await self._forget_firings(name, definition)
+
+    async def _drop_outdated(self, now: float) -> None:
+        """Forget schedules and subscriptions of deploys that are older than all that run of their applications."""
+        if now - (self._term.leads_since or now) < LED_BEFORE_OUTDATED:
+            return
+        start = 0
+        while start >= 0:
+            start, dropped = await self._ask(ops.drop_outdated_schedules(self._keys, start))
+            for name, definition in dropped:
+                text = "schedule %(schedule)r was removed, because only older deploys of its application declare it"
+                emit(logger, "drop_schedules", text, schedule=name)
+                await self._forget_firings(name, definition)
+        left, patterns = await self._ask(ops.drop_outdated_topics(self._keys))
+        for queue, pattern in patterns:
+            text = "queue %(queue)r is no longer subscribed to %(pattern)r: only older deploys of its application declare it"
+            emit(logger, "drop_topics", text, queue=queue, pattern=pattern)
+        for queue in left:
+            note = ops.note_event(self._keys, "unsubscribed", queue=queue, text="by a newer deploy")
+            self._link.post(note, ignore_outcome, patience=LEASE)
 
     async def _forget_firings(self, name: str, definition: bytes) -> None:
         """Delete what its queue knows of a schedule that was dropped, but none that was stored meanwhile: it has a number."""
