@@ -51,6 +51,8 @@ class Desk:
     base = ""
     id_suffix = ""
     state = None
+    values = None
+    hides_arguments = False
     policy = Policy(result_ttl=60.0)
 
     def __init__(self) -> None:

@@ -120,7 +120,13 @@ local function declare_schedules()
   redis.call('ZCARD', schedules_seen)
   redis.call('ZCARD', mesh .. ':schedules_stored')
   local now, led = now_ms(), digits(whole_number(redis.call('HGET', schedules, 'led'), 0))
-  local reply = {'ok'}
+  local reply, newer = {'ok'}, nil
+  local function is_newest(of)
+    if of and of ~= owner and newer == nil then
+      newer = runs_newer(mesh, owner) or false -- once: it reads all workers
+    end
+    return not of or of == owner or not newer
+  end
   local function declare(name, value)
     local kept = redis.call('HMGET', schedules, 'def ' .. name, 'paused ' .. name, 'ver ' .. name, 'own ' .. name)
     if kept[3] then
@@ -128,8 +134,7 @@ local function declare_schedules()
       return
     end
     local of = own_schedule(schedules, name, kept[4], owner)
-    local is_newest = of == owner or not of or not runs_newer(mesh, owner)
-    local changed = not kept[1] or replace and kept[1] ~= value and is_newest
+    local changed = not kept[1] or replace and kept[1] ~= value and is_newest(of)
     if changed then
       redis.call('HSET', schedules, 'def ' .. name, value, 'last ' .. name, digits(now))
       redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
