@@ -16,9 +16,8 @@ from benchmarks.report import print_plain, write_markdown
 ROOT = Path(__file__).parent.parent
 TABLES = {
     "dispatch": 2,
-    **dict.fromkeys(
-        ("drain", "saving", "batches", "fleet", "cluster", "functions", "startup", "threads", "tracing"), 2
-    ),
+    **dict.fromkeys(("drain", "saving", "batches", "fleet", "cluster", "startup", "threads", "tracing"), 2),
+    "functions": 3,
     "jobs": 2,
     "producers": 3,
     "scripts": 2,

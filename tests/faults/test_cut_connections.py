@@ -209,6 +209,8 @@ async def _life_of_a_schedule(mesh: worqr.Mesh, prefix: str) -> None:
     assert await mesh._client.ask(ops.renew_schedules(keys, ["often", "never"])) == ["never"]
     assert (await mesh._client.ask(ops.rewind_schedules(keys)))[0] == "0"
     await mesh._client.ask(ops.drop_schedules(keys, 0))
+    assert (await mesh._client.ask(ops.drop_outdated_schedules(keys, 0)))[1] == []
+    assert await mesh._client.ask(ops.drop_outdated_topics(keys)) == ([], [])
     assert await mesh.schedules() == []
 
 
