@@ -100,6 +100,7 @@ ONLY_WAKE = {
     *("set_limits", "start_work", "list_lanes", "set_lane"),
     *("open_batch", "seal_batch", "cancel_batch", "check_batches"),
     "put_follow_up",  # its job is new: what stood at its result becomes its older result
+    "read_outcomes",  # it reads jobs of queues without workers alone
 }
 """Scripts that ask whether a worker runs a suspect, or a strict lane waits for a retry, or that may end a batch, and touch no job
 here."""
