@@ -112,7 +112,7 @@ class Everywhere:
         await client_of(mesh).producer.dispatch_rows("raw", [({"row": "1" * 32}, MARK.encode())], 0, 60)
         async with mesh.batch(then=self.after.call(MARK), otherwise=self.after.call(MARK)) as batch:
             await batch.dispatch(self.work.call(MARK))
-        await self.work.options(then=self.after.options(delay=60).call(MARK), otherwise=self.after.call(MARK)).dispatch(
+        await self.work.options(then=self.after.options(delay=0.5).call(MARK), otherwise=self.after.call(MARK)).dispatch(
             MARK
         )
         self.look()
@@ -376,6 +376,7 @@ async def test_a_claim_by_hand_is_decoded_and_its_result_encoded(
         assert MARK not in repr(dump(server.client(), prefix))
 
 
+@pytest.mark.one_server  # a registry is included once
 async def test_a_workflow_in_a_process_has_no_key_and_no_value_in_plain_text(
     sealed: worqr.Mesh, server: Server, prefix: str, tmp_path: Any
 ) -> None:
