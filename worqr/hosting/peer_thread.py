@@ -8,6 +8,8 @@ thread can be started any more). They are daemons, so that a thread that cannot 
 wait for such a thread by a `ThreadWaiter`.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import atexit
