@@ -8,6 +8,7 @@ thread can be started any more). They are daemons, so that a thread that cannot 
 wait for such a thread by a `ThreadWaiter`.
 """
 
+# The private fields of ThreadPeer are hidden from users, not from the functions below it.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
