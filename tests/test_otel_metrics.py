@@ -184,8 +184,9 @@ async def test_a_mesh_that_is_not_measured_has_no_metrics(mesh: worqr.Mesh, expo
 def test_a_mesh_has_the_values_that_prometheus_gets(exported: Exported) -> None:
     schedules = [Schedule("s", from_ms(5000), from_ms(2000), paused=True, last_outcome=FAILED)]
     stats = ServerStats(1, 2, keeps_everything=True, clients=3)
-    info = mesh_info(queue('a "b"\\c', 1, finished=10), replace(queue("q", 2), held_for=2.5), left_out=3)
-    snapshot = FleetSnapshot(info, 1, schedules, {"q": RAN}, stats, [OUTBOX])
+    queues = queue('a "b"\\c', 1, finished=10), replace(queue("q", 2), held_for=2.5), queue("worqr.publish", 1)
+    info = mesh_info(*queues, left_out=3)
+    snapshot = FleetSnapshot(info, 1, schedules, {"q": RAN}, stats, [OUTBOX], subscribed={"q": 1.0})
     samples = FleetMetrics(300).samples(snapshot)
     observe(exported.provider.get_meter("worqr"), FLEET, lambda: samples)
     text, _ = exposition(fleet_collector(samples), "")

@@ -106,6 +106,8 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         UsageError: An argument is not valid.
     """
 
+    _told_undeclared: bool = False
+
     def __init__(
         self,
         url: str | None = None,
@@ -137,17 +139,14 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         ClientSettings.__init__(
             self, url, credentials, prefix, app, patience, keepalive, max_payload, replicas, tracing
         )
-        self._set_calls(defaults, send_middleware)
-        self._set_values(codec, accept_plain, redact_errors)
+        self._set_calls(defaults, send_middleware, codec, accept_plain, redact_errors)
         WorkerSettings.__init__(  # pyright: ignore[reportUnknownMemberType] - it does not infer S
             self, block_limit, lifespan, asyncio_lifespan, middleware, runs_in, around_thread, process_lifespan
         )
-        self._set_history(history, history_queues)
-        self._set_deploy(deploy, self.app)
+        self._set_facts(history, history_queues, deploy, self.app)
         self._client = Client(self, StarvationDetector)
         self._declarations = Declarations(self._client)
         self._peers = PeerFactory(self, self._client, self._declarations)
-        self._told_undeclared = False
         self._client.connections.for_threads.greet_with(self._tell_undeclared)
 
     if not TYPE_CHECKING:

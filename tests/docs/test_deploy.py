@@ -21,8 +21,8 @@ from worqr.cli import make_app
 from worqr.dashboard.api import scale
 from worqr.dashboard.app import ROUTES
 from worqr.hosting import service
-from worqr.hosting.service import PATHS
 from worqr.peer.options import GRACE
+from worqr.probes import PATHS
 
 DEPLOY = ROOT / "deploy"
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in DEPLOY.rglob("*") if path.is_file())

@@ -112,9 +112,9 @@ class Everywhere:
         await client_of(mesh).producer.dispatch_rows("raw", [({"row": "1" * 32}, MARK.encode())], 0, 60)
         async with mesh.batch(then=self.after.call(MARK), otherwise=self.after.call(MARK)) as batch:
             await batch.dispatch(self.work.call(MARK))
-        await self.work.options(then=self.after.options(delay=0.5).call(MARK), otherwise=self.after.call(MARK)).dispatch(
-            MARK
-        )
+        await self.work.options(
+            then=self.after.options(delay=0.5).call(MARK), otherwise=self.after.call(MARK)
+        ).dispatch(MARK)
         self.look()
 
 

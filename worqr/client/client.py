@@ -323,13 +323,17 @@ class ClientSettings:
         self.replicas = check_replicas(replicas)
         self.tracing = _checked_tracing(tracing)
 
-    def _set_calls(self, defaults: HandlerOptions | None, middleware: Collection[Callable[[Any], object]]) -> None:
-        """Set what all calls of the mesh's functions have in common. Used once, before any call."""
+    def _set_calls(
+        self,
+        defaults: HandlerOptions | None,
+        middleware: Collection[Callable[[Any], object]],
+        codec: Codec | None,
+        accept_plain: object,
+        redact_errors: object,
+    ) -> None:
+        """Set what all calls of the mesh have in common, and how values and errors are stored. Used once, before any call."""
         self.defaults = check_defaults(defaults)
         self.send_middleware = _checked_send_middleware(middleware)
-
-    def _set_values(self, codec: Codec | None, accept_plain: object, redact_errors: object) -> None:
-        """Set how values and errors are stored. Used once, before any call."""
         self.codec = None if codec is None else _checked_codec(codec)
         self.accept_plain = bool(accept_plain)
         self.redact_errors = bool(redact_errors)
@@ -920,7 +924,9 @@ class Client:
     def __init__(self, settings: ClientSettings, slot_watch: Callable[[str], SlotWatch]) -> None:
         self.settings = settings
         codec = settings.codec
-        self.values = None if codec is None else StoredValues(codec, accept_plain=settings.accept_plain)
+        self.values: StoredValues | None = (
+            None if codec is None else StoredValues(codec, accept_plain=settings.accept_plain)
+        )
         self.declared_shards: dict[str, int] = {}
         self.connections: ConnectionRegistry = ConnectionRegistry(settings, self.declared_shards)
         self.slot_watch = slot_watch

@@ -206,12 +206,11 @@ class WorkerSettings(Generic[S]):
         for name in ("lifespan", "asyncio_lifespan", "around_thread", "process_lifespan"):
             check_lifespan(name, getattr(self, name))
 
-    def _set_history(self, history: bool, queues: int) -> None:
-        """Set how many queues have a history. Used once, before any peer joins."""
+    def _set_facts(self, history: bool, queues: int, deploy: int | None, app: str) -> None:
+        """Set how many queues have a history, and the number of this version of the application. Used once, before any peer
+        joins.
+        """
         self.history_queues = _checked_history(history, queues)
-
-    def _set_deploy(self, deploy: int | None, app: str) -> None:
-        """Set the number of this version of the application. Used once, before any peer joins."""
         self.deploy = 0 if deploy is None else check_between(deploy, "deploy", 1, MAX_DEPLOY)
         if self.deploy and not (app and app.isprintable()):
             raise UsageError(
