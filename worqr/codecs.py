@@ -306,7 +306,7 @@ def let_read(may: bool, /) -> None:
 class StoredValues:
     """Encodes the values that a mesh stores, and decodes them: what the mesh makes of ``codec=`` and ``accept_plain=``.
 
-    Whatever a codec of the application raises, one value is refused, and nothing else happens.
+    If a codec of the application raises an error, the value that it got is refused, and all others go on.
     """
 
     def __init__(self, codec: Codec, *, accept_plain: bool) -> None:

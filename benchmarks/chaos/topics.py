@@ -49,7 +49,7 @@ class EventMaker:
             sender.ledger.write(answer, call=calls[queue])
 
     async def _answers(self, event: str) -> dict[str, str]:
-        """Publish it, and return what is known of each subscriber. Before the first peer has joined, there is none."""
+        """Publish an event, and return by queue whether it took the event. Until a peer has joined, no queue is subscribed."""
         try:
             published = await self._sender.mesh.publish(TOPIC, event, id=event)
         except worqr.WorqrError as error:
