@@ -22,7 +22,7 @@ from worqr.history_records import COUNTERS, MINUTE_RECORDS, OUTCOMES, TEN_MINUTE
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.metrics.fleet import FleetMetrics, FleetReader, FleetSnapshot
 from worqr.metrics.prometheus import exposition, fleet_collector
-from worqr.testing.clock import bench_scripts
+from worqr.testing.bench_run import bench_scripts
 
 CHILD = Path(__file__).parent / "child_counted.py"
 SLEEPS = (5, 5, 10, 20, 40, 80)

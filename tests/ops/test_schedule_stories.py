@@ -19,7 +19,7 @@ from worqr.command import Command
 from worqr.cron import AHEAD_MS, Definition, Trigger, due_firings
 from worqr.keys import QueueKeys
 from worqr.ops import Tick
-from worqr.testing.clock import bench_scripts
+from worqr.testing.bench_run import bench_scripts
 
 T = TypeVar("T")
 

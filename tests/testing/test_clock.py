@@ -14,7 +14,7 @@ from tests.support.servers import Server
 from worqr import testing
 from worqr.link import Link
 from worqr.lua import all_scripts
-from worqr.testing.clock import BenchLink, bench_scripts
+from worqr.testing.bench_run import BenchLink, bench_scripts
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)

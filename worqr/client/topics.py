@@ -1,6 +1,6 @@
 """Topics: an application publishes events, and each queue that is subscribed to the topic gets one job of each event.
 
-The registry of the mesh has the subscriptions, as workers declare them (`worqr.peer.subscriptions`). `publish` first stores a
+The registry of the mesh has the subscriptions, as workers declare them (`worqr.peer.engine`). `publish` first stores a
 job of ``worqr.publish`` with the event and the names of its queues, which is due in some seconds. Then it dispatches to each
 queue, and cancels that job when every queue has taken the event. So a program that dies in between, or a queue that is full,
 loses nothing: a worker sends what is left. Each dispatch names the event as its `row`, by which the server knows what it has.

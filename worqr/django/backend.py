@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from datetime import datetime
@@ -18,7 +19,6 @@ from django.utils.module_loading import import_string
 
 from worqr.client.producer import Call
 from worqr.client.sync import sync
-from worqr.django.commits import after_commit
 from worqr.django.meshes import (
     check_options,
     function_of,
@@ -46,11 +46,65 @@ from worqr.django.task_options import options, options_of
 from worqr.errors import NoResult, UsageError
 from worqr.inside import client_of
 from worqr.link import loop_name_here
+from worqr.log_events import emit
 from worqr.sql.connections import place_of
 from worqr.sql.rows import new_row_id
+from worqr.tracebacks import one_line
 
 if TYPE_CHECKING:
     from worqr.sql import Outbox
+
+# When a call is sent: now, or after the commit of the transaction.
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+def after_commit(send: Callable[[], object], name: str, using: bool | str = True) -> None:
+    """Call `send` after the commit, or now if no ``atomic`` block is open. After a rollback it is never called.
+
+    An error of `send` after a commit is logged, and stops no later hook: the transaction cannot be undone any more.
+
+    Args:
+        send: Sends a call. Its arguments were checked and encoded before.
+        name: The name of what is sent, for the log.
+        using: The alias of a database. True: all databases with an open block; the last commit calls `send`. False: now.
+    """
+    blocks = _open_blocks(using)
+    left = len(blocks)
+    if not blocks:
+        send()
+        return
+
+    def committed() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            _send(send, name)
+
+    for each in blocks:
+        each.on_commit(committed, robust=True)
+
+
+def _open_blocks(using: bool | str) -> list[Any]:
+    """Return the connections whose commits are waited for."""
+    if using is False:
+        return []
+    if isinstance(using, str):
+        return [connections[using]] if connections[using].in_atomic_block else []
+    found = [each for each in connections.all(initialized_only=True) if each.in_atomic_block]
+    own = [each for each in found if not all(getattr(block, "_from_testcase", False) for block in each.atomic_blocks)]
+    return own or found[:1]  # a `TestCase` opens a block on each of its databases
+
+
+def _send(send: Callable[[], object], name: str) -> None:
+    try:
+        send()
+    except Exception as error:
+        text = "%(function)s was not enqueued, although the transaction was committed: %(error)s"
+        emit(logger, "commit.unsent", text, exc_info=error, function=name, error=one_line(error))
+
+
+# `Backend`: the backend for ``django.tasks``.
 
 ID_LENGTH: Final = 22
 """Letters and digits of a job's id: 131 random bits."""

@@ -138,7 +138,7 @@ class Bound(Generic[P, R]):
         send: Callable[[Call[Any]], Coroutine[Any, Any, object]] = producer.dispatch
         if isinstance(self, PlainBound):
             send = producer.enqueue
-        after_commit = import_module("worqr.django.commits").after_commit  # the core does without Django
+        after_commit = import_module("worqr.django.backend").after_commit  # the core does without Django
         after_commit(lambda: sync(send, call), call.queue)
 
     if not TYPE_CHECKING:  # a type checker reports missing attributes

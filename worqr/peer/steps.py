@@ -21,8 +21,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 import trio
 
-from worqr.argument_codec import annotated, check_known, decoder_of
-from worqr.arrival import Changed, Check, arrival_of
+from worqr.argument_codec import Changed, Check, annotated, arrival_of, check_known, decoder_of
 from worqr.errors import UsageError
 from worqr.log_events import emit
 from worqr.ops import Wait

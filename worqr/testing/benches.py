@@ -1,7 +1,7 @@
 """A bench on Trio: the application's own mesh on a test server, for the length of a test, with a clock that can be moved.
 
 The scripts, the records and the peer that runs the handlers are the real ones. Each bench has a prefix of its own, whose keys are
-deleted at the end. `worqr.testing.clock` has the clock, `worqr.testing.bench_run` the firings of schedules. Benches for
+deleted at the end. `worqr.testing.bench_run` has the clock, `worqr.testing.bench_run` the firings of schedules. Benches for
 other loops and for plain tests are in `worqr.testing.benches`.
 """
 
@@ -32,8 +32,17 @@ from worqr.mesh import Mesh
 from worqr.peer.context import Context
 from worqr.peer.options import JoinOptions
 from worqr.policy import ChildError, Retry, decide_retry
-from worqr.testing.bench_run import BenchRun, BenchSchedules, Summary, inspect_queues, promote_due_jobs, relay_messages
-from worqr.testing.clock import BenchLink, Clock, delete_keys
+from worqr.testing.bench_run import (
+    BenchLink,
+    BenchRun,
+    BenchSchedules,
+    Clock,
+    Summary,
+    delete_keys,
+    inspect_queues,
+    promote_due_jobs,
+    relay_messages,
+)
 from worqr.testing.recording import Sent, patched
 from worqr.tracebacks import add_note, is_a
 from worqr.validation import Seconds, to_ms
