@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,17 @@ from worqr.cli import COMMANDS, STDIN, make_app
 
 APP = make_app()
 ALL = dict(pair for name in COMMANDS for pair in commands(APP, name))
-PARTS = {first: "\n".join(lines) for first, lines in parts().items()}
+
+
+@cache
+def texts() -> dict[str, str]:
+    """Return the generated parts of the page, by the line before each."""
+    return {first: "\n".join(lines) for first, lines in parts().items()}
 
 
 def part(path: str) -> str:
     """The part of a command, or of the one that has the same subcommands and options."""
-    text = PARTS[f"### {' '.join(path.split()[:2])}"]
+    text = texts()[f"### {' '.join(path.split()[:2])}"]
     twin = re.search(r"options of \[`(worqr [a-z-]+)`\]", text)
     return part(twin[1]) if twin else text
 
@@ -64,7 +70,7 @@ def test_the_generated_text_depends_on_the_code_alone() -> None:
 
 @pytest.mark.parametrize("path", ALL)
 def test_every_option_of_a_command_is_there(command: Command, path: str) -> None:
-    text, shared = part(path), PARTS["## Connection options"]
+    text, shared = part(path), texts()["## Connection options"]
     connection = {name_of(each) for each in connection_options(ALL[path])}
     for name in {name_of(each) for each in arguments_of(ALL[path])} - connection:
         assert re.search(rf"(?<![\w-]){name}(?![\w-])", text), name
@@ -88,7 +94,7 @@ def test_everything_is_described(path: str) -> None:
 def flat(path: str) -> str:
     """What the page says of a command, in one line: its part, the options of the connection, and what is said once."""
     said_once = "Name of the queue. Only tasks of this queue."
-    return " ".join(f"{part(path)} {PARTS['## Connection options']} {said_once}".split())
+    return " ".join(f"{part(path)} {texts()['## Connection options']} {said_once}".split())
 
 
 @pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
