@@ -15,6 +15,7 @@ from benchmarks.server import account, bare, describe
 from worqr.embedded import EmbeddedServer
 
 REQUESTS_BAR, CPU_BAR = Bar(1.5, most=True), Bar(0.5, most=True)
+LEADER_BAR, COMMANDS_BAR = Bar(3, most=True), Bar(25, most=True)
 WINDOW = 10.0
 """Seconds of one run: some scans of the leader."""
 SETTLE = 3.0
@@ -22,67 +23,68 @@ SETTLE = 3.0
 
 @dataclass(slots=True)
 class Window:
-    """One run: requests per second on each server, share of a core of each process in percent."""
+    """One run: requests per second for one, two and three peers, all commands for one, and each process's percent of a core."""
 
-    leader: float
-    both: float
-    leader_cpu: float
-    other_cpu: float
-    beater_cpu: float
+    rates: list[float]
+    commands: float
+    cpu: list[float]
 
 
 class Idle:
-    """Three servers: one with a peer alone, which leads; one with two; one with a bare thread that beats."""
+    """Four servers: three with one, two and three peers, of which the first leads; one with a bare thread that beats."""
 
-    def __init__(self, alone: redis.Redis, two: redis.Redis, children: list[Child]) -> None:
-        self.alone = alone
-        self.two = two
+    def __init__(self, servers: list[redis.Redis], children: list[Child]) -> None:
+        self.servers = servers
         self.children = children
-        self.kinds: Counter[str] = Counter()
-        self.kinds_of_leader: Counter[str] = Counter()
+        self.kinds: list[Counter[str]] = [Counter() for _ in servers]
         self.watched = 0.0
 
     async def window(self, seconds: float) -> Window:
-        alone, two = account(self.alone), account(self.two)
+        before = [account(each) for each in self.servers]
         cpu = [await child.cpu() for child in self.children]
         await trio.sleep(seconds)
-        spent = [await child.cpu() - before for child, before in zip(self.children, cpu, strict=True)]
-        in_alone, in_two = account(self.alone).since(alone), account(self.two).since(two)
-        self.kinds.update(in_two.requests)
-        self.kinds_of_leader.update(in_alone.requests)
-        self.watched += in_two.at
-        leader_cpu, other_cpu, beater_cpu = (used / in_two.at * 100 for used in spent)
-        return Window(in_alone.rate, in_two.rate, leader_cpu, other_cpu, beater_cpu)
+        spent = [await child.cpu() - was for child, was in zip(self.children, cpu, strict=True)]
+        since = [account(each).since(was) for each, was in zip(self.servers, before, strict=True)]
+        for kinds, books in zip(self.kinds, since, strict=True):
+            kinds.update(books.requests)
+        took = since[0].at
+        self.watched += took
+        rates = [books.rate for books in since]
+        return Window(rates, since[0].commands / took, [used / took * 100 for used in spent])
 
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
-    """Both kinds of peer at once, each on a server of its own."""
+    """All kinds of peer at once."""
     async with AsyncExitStack() as stack:
-        second, third = (stack.enter_context(EmbeddedServer()) for _ in range(2))
-        leader = await stack.enter_async_context(open_child("peers", server, queue="Q1", handler="do_nothing"))
-        await stack.enter_async_context(open_child("peers", second, queue="Q1", handler="do_nothing"))
-        await trio.sleep(plan.seconds(SETTLE))  # so that the first of the two leads
-        other = await stack.enter_async_context(open_child("peers", second, queue="Q1", handler="do_nothing"))
-        beater = await stack.enter_async_context(open_child("beater", third))
+        servers = [server, *(stack.enter_context(EmbeddedServer()) for _ in range(3))]
+        peers: list[Child] = []
+        for number in range(3):  # of a server; the first of its peers leads
+            for each in servers[number:3]:
+                open_peer = open_child("peers", each, queue="Q1", handler="do_nothing")
+                peers.append(await stack.enter_async_context(open_peer))
+            await trio.sleep(plan.seconds(SETTLE))
+        beater = await stack.enter_async_context(open_child("beater", servers[3]))
         await trio.sleep(plan.seconds(SETTLE))
-        idle = Idle(bare(server), bare(second), [leader, other, beater])
+        idle = Idle([bare(each) for each in servers[:3]], [peers[0], peers[-1], beater])
         windows = [await idle.window(plan.seconds(WINDOW)) for _ in range(plan.runs)]
     beat = [1.0] * plan.runs
-    leader_cpu = [window.leader_cpu for window in windows]
-    other_cpu = [window.other_cpu for window in windows]
-    bare_cpu = [window.beater_cpu for window in windows]
-    others = [window.both - window.leader for window in windows]
+    leader_cpu, other_cpu, bare_cpu = ([window.cpu[n] for window in windows] for n in range(3))
+    alone, two, three = ([window.rates[n] for window in windows] for n in range(3))
     rows = [
-        Row("requests of an idle peer", "1/s", others, beat, REQUESTS_BAR),
-        Row("requests of an idle peer that leads", "1/s", [window.leader for window in windows], beat),
+        Row("requests of an idle peer", "1/s", [b - a for a, b in zip(two, three, strict=True)], beat, REQUESTS_BAR),
+        Row("requests of a lone peer, which leads", "1/s", alone, beat, LEADER_BAR),
+        Row("commands of the server for it", "1/s", [window.commands for window in windows], bar=COMMANDS_BAR),
+        Row("requests of two peers", "1/s", two, beat),
         Row("CPU of an idle peer", "% of a core", other_cpu, bare_cpu, CPU_BAR),
-        Row("CPU of an idle peer that leads", "% of a core", leader_cpu, bare_cpu),
+        Row("CPU of a lone peer", "% of a core", leader_cpu, bare_cpu),
     ]
-    idle.kinds.subtract(idle.kinds_of_leader)
+    third = idle.kinds[2].copy()
+    third.subtract(idle.kinds[1])
     notes = [
-        f"{plan.runs} windows of {plan.seconds(WINDOW):g} s; what scripts call is not counted",
-        f"an idle peer: {describe(idle.kinds.items(), idle.watched)}",
-        f"one that leads: {describe(idle.kinds_of_leader.items(), idle.watched)}",
+        f"{plan.runs} windows of {plan.seconds(WINDOW):g} s; requests without what scripts call, commands with it",
+        "a leader looks for dead peers two times a second, and once in 2.5 s if it is alone",
+        f"an idle peer: {describe(third.items(), idle.watched)}",
+        f"a lone one: {describe(idle.kinds[0].items(), idle.watched)}",
     ]
     limit = "requests: one beat a second; CPU: a bare thread with redis-py that sets one key a second, at the same time"
-    return [Table("idle: one peer in a process, one queue, nothing to do", limit, rows, notes)]
+    return [Table("idle: peers in processes of their own, one queue, nothing to do", limit, rows, notes)]

@@ -66,10 +66,11 @@ def command(call: Command[Any], number: int = 0, lowest: int = 0) -> tuple[Any, 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The server's totals: requests by clients, time in their commands, CPU time; all in seconds."""
+    """The server's totals: requests by clients, all commands, time in scripts, CPU time; times in seconds."""
 
     at: float
     requests: dict[str, int]
+    commands: int
     script_time: float
     cpu: float
 
@@ -79,6 +80,7 @@ class Account:
         return Account(
             self.at - before.at,
             {name: count for name, count in requests.items() if count},
+            self.commands - before.commands,
             self.script_time - before.script_time,
             self.cpu - before.cpu,
         )
@@ -97,6 +99,7 @@ def account(client: redis.Redis) -> Account:
     return Account(
         time.perf_counter(),
         {name: int(of["calls"]) for name, of in names.items() if name in ASKED_BY_CLIENTS},
+        sum(int(of["calls"]) for name, of in names.items() if name != "info"),
         float(names.get("evalsha", {}).get("usec", 0)) / 1e6,
         float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"]),
     )

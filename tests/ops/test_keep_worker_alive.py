@@ -48,6 +48,36 @@ def test_notes_since_when_all_heartbeats_found_no_room(desk: Desk) -> None:
     assert beat(5, 0, 0) is None  # it runs nothing: it has no room to begin with
 
 
+def test_what_people_are_told_is_written_when_it_changes_and_lasts_as_long_as_the_beats(desk: Desk) -> None:
+    desk.register("A")
+    desk.beat("A", 1, keepalive_ms=3000)
+    writes = ("cmdstat_hset", "cmdstat_hdel", "cmdstat_expire")
+
+    def written() -> int:
+        stats = desk.client.info("commandstats")
+        return sum(stats.get(name, {"calls": 0})["calls"] for name in writes)
+
+    before = written()
+    for number in range(2, 12):
+        if number == 7:
+            desk.client.expire(desk.g.info("A"), 10)
+            before += 1
+        desk.beat("A", number, keepalive_ms=3000)
+    assert written() - before <= 2  # the expiry, every now and then
+    assert desk.client.ttl(desk.g.info("A")) > 50
+    desk.call(ops.keep_worker_alive(desk.g, "A", 12, keepalive_ms=KEEPALIVE, lease_ms=0, running=9, room=3))
+    assert desk.client.hget(desk.g.info("A"), "running") == b"9"
+
+
+def test_a_peer_whose_keepalive_is_longer_than_what_people_are_told_lasts_keeps_it_with_each_beat(desk: Desk) -> None:
+    for keepalive_ms in (120_000, 0):
+        desk.register("A", keepalive_ms=keepalive_ms)
+        for number in range(1, 4):
+            desk.client.expire(desk.g.info("A"), 10)
+            assert desk.beat("A", number, keepalive_ms=keepalive_ms).alive
+            assert desk.client.ttl(desk.g.info("A")) > 50
+
+
 def test_the_same_beat_again_changes_nothing(desk: Desk) -> None:
     desk.register("A")
     desk.beat("A", 7, lease_ms=LEASE)

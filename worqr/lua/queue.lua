@@ -630,24 +630,26 @@ local function inspect()
     local opens = tolerant(function() return first_time(queue .. ':lanes:opens') end)
     room, opens_in = 0, opens and math.max(0, opens - now)
   end
-  local open = 0
-  for _, id in ipairs(own(redis.pcall('ZRANGE', queue .. ':batches', 0, MOST_READ - 1)) or {}) do
+  local homes, open = own(redis.pcall('ZCARD', queue .. ':batches')) or 0, 0
+  for _, id in ipairs(homes > 0 and redis.call('ZRANGE', queue .. ':batches', 0, MOST_READ - 1) or {}) do
     local state = own(redis.pcall('HGET', queue .. ':batch:' .. id, 'state'))
     open = open + ((state == 'open' or state == 'sealed') and 1 or 0)
   end
+  local all_due, kept = own(redis.pcall('ZCARD', due)) or 0, own(redis.pcall('ZCARD', queue .. ':done')) or 0
+  local soon = all_due > 0 and redis.call('ZCOUNT', due, '-inf', now + SOON) or 0
+  local kept_bytes = kept > 0 and whole_number(own(redis.pcall('HGET', queue .. ':done_total', 'bytes')), 0) or 0
+  local set = own(redis.pcall('HMGET', limits, 'declared', 'override')) or {}
   local why = own(redis.pcall('GET', paused))
   if why == nil then
     why = PAUSED_BY_OTHER
   end
-  return {'ok', waiting, own(redis.pcall('ZCARD', due)) or 0, running, own(redis.pcall('ZCARD', failed)) or 0,
-    own(redis.pcall('ZCARD', broken)) or 0, why, trashed, serving, own(redis.pcall('HGETALL', counts)) or {},
+  return {'ok', waiting, all_due, running, own(redis.pcall('ZCARD', failed)) or 0, own(redis.pcall('ZCARD', broken)) or 0, why, trashed, serving, own(redis.pcall('HGETALL', counts)) or {},
     own(redis.pcall('SCARD', blocked)) or 0, next_in or -1, run_at and math.max(0, now - run_at) or -1,
-    own(redis.pcall('HGET', limits, 'declared')) or false, own(redis.pcall('HGET', limits, 'override')) or false,
+    set[1] or false, set[2] or false,
     room == math.huge and -1 or room, opens_in or -1, own(redis.pcall('ZCARD', queue .. ':lanes:names')) or 0, held,
     own(redis.pcall('HLEN', queue .. ':lanes:rules')) or 0, only_held and 1 or 0,
-    own(redis.pcall('ZCARD', queue .. ':batches')) or 0, tolerant(function() return needs_relay(queue, now) end) or 0, open,
-    own(redis.pcall('ZCOUNT', due, '-inf', now + SOON)) or 0, own(redis.pcall('ZCARD', suspended)) or 0,
-    own(redis.pcall('ZCARD', queue .. ':done')) or 0, whole_number(own(redis.pcall('HGET', queue .. ':done_total', 'bytes')), 0)}
+    homes, tolerant(function() return needs_relay(queue, now) end) or 0, open, soon, own(redis.pcall('ZCARD', suspended)) or 0,
+    kept, kept_bytes}
 end
 
 -- pause: stops claims of the queue's tasks; enqueueing goes on.

@@ -65,6 +65,7 @@ end
 local function keep_worker_alive()
   local mesh = KEYS[1]
   local worker, beat, keepalive_ms, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+  local RENEWALS = 4 -- of the expiry, at least, in the time that it lasts and in which nothing else was written
   local info_expire_s, running, room, lag_ms, leaving = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
   local standing, answer = ARGV[10], ARGV[11]
   local registered, worker_key, leader = mesh .. ':Workers', mesh .. ':worker:' .. worker, mesh .. ':leader'
@@ -75,13 +76,19 @@ local function keep_worker_alive()
   end
   local status = redis.call('EXISTS', worker_key) == 1 and 'ok' or 'revived'
   local lease, waits = own(redis.pcall('GET', leader)), own(redis.pcall('SMEMBERS', waiting)) or {}
-  write_hash(info, {running = running, room = room, lag_ms = lag_ms, leaving = leaving})
-  if tonumber(room) <= 0 and tonumber(running) > 0 then
-    redis.call('HSETNX', info, 'full_since', digits(now_ms()))
-  else
+  local known = own(redis.pcall('HMGET', info, 'running', 'room', 'lag_ms', 'leaving', 'full_since', 'request')) or {}
+  local is_full, was_full = tonumber(room) <= 0 and tonumber(running) > 0, known[5]
+  if known[1] ~= running or known[2] ~= room or known[3] ~= lag_ms or known[4] ~= leaving then
+    write_hash(info, {running = running, room = room, lag_ms = lag_ms, leaving = leaving})
+    redis.call('EXPIRE', info, info_expire_s)
+  elseif keepalive_ms <= 0 or beat % math.max(1, math.floor(info_expire_s * 1000 / keepalive_ms / RENEWALS)) == 0 then
+    redis.call('EXPIRE', info, info_expire_s)
+  end
+  if is_full and not was_full then
+    redis.call('HSET', info, 'full_since', digits(now_ms()))
+  elseif was_full and not is_full then
     redis.call('HDEL', info, 'full_since')
   end
-  redis.call('EXPIRE', info, info_expire_s)
   if keepalive_ms > 0 then
     redis.call('SET', worker_key, 'RUN ' .. beat, 'PX', keepalive_ms)
   else
@@ -93,7 +100,7 @@ local function keep_worker_alive()
     redis.call('SET', leader, lease, 'PX', lease_ms)
     leads = 1
   end
-  local request = redis.call('HGET', info, 'request') or ''
+  local request = known[6] or ''
   if answer ~= '' and request ~= '' and string.match(answer, '^%d+') == string.match(request, '^%d+') then
     redis.call('HSET', info, 'answer', answer)
     redis.call('HDEL', info, 'request')

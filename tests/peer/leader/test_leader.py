@@ -285,7 +285,7 @@ def test_the_next_look_comes_when_somebody_can_be_proven_dead(looks: FailureDete
 
 def test_a_leader_that_is_the_only_worker_looks_less_often(looks: FailureDetector) -> None:
     looks.find_dead(seen(A=b"RUN 1"), T, 0.0)
-    assert looks.next_check_in(T) == min(ALONE_EVERY, looks.keepalive * 2 / 3)
+    assert looks.next_check_in(T) == min(ALONE_EVERY, looks.keepalive * 5 / 6)
     looks.find_dead(seen(A=b"RUN 2", B=b"RUN 1"), T + 2, 0.0)
     assert looks.next_check_in(T + 2) == CHECK_EVERY, "there is one that may die"
     looks.find_dead(seen(A=None), T + 4, 0.0)

@@ -198,8 +198,8 @@ class DueJobPromoter(Chore):
 
 
 CHECK_EVERY = 0.5
-ALONE_EVERY = 2.0
-"""Seconds between two checks while the leader is the only worker, and at most two thirds of a keepalive. So a worker that
+ALONE_EVERY = 2.5
+"""Seconds between two checks while the leader is the only worker, and at most five sixths of a keepalive. So a worker that
 registers meanwhile is seen before its first heartbeat can expire, and its death is noticed as soon as that of any other.
 """
 MISSING_FOR = 1.25
@@ -265,7 +265,7 @@ class FailureDetector:
     def next_check_in(self, now: float) -> float:
         """Return the seconds until the next check: the usual interval, or less when a worker is about to be proven dead."""
         if self.alone:
-            return max(CHECK_EVERY, min(ALONE_EVERY, self.keepalive * 2 / 3))
+            return max(CHECK_EVERY, min(ALONE_EVERY, self.keepalive * 5 / 6))
         due = [since + MISSING_FOR - now for since in self.missing.values()]
         return max(0.0, min([CHECK_EVERY, *(d for d in due if d > 0)]))
 
