@@ -73,6 +73,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         by: the program or person that stored it at run time.
         workflow: its jobs are those of a workflow.
         lifetime_ms: of a workflow; 0: there is none.
+        options: other options of its jobs, as `worqr.job_options` encodes them. Those of a stored schedule are with its call.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     by: str = ""
     workflow: bool = False
     lifetime_ms: Annotated[int, msgspec.Meta(ge=0, le=LATEST_MS)] = 0
+    options: dict[str, Any] = {}
 
     @property
     def job(self) -> str:

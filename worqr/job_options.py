@@ -30,6 +30,8 @@ LANE_OPTIONS: Final = frozenset({"lane", "max_lane_length"})
 """The encoded options by which a function puts each of its calls into a lane."""
 DECLARED_OPTIONS: Final = frozenset({"lane", "done", "tags"})
 """The encoded options that a function may give to each of its calls, and which make a job of it."""
+SCHEDULE_OPTIONS: Final = frozenset({"lane", "meta", "fields", "done", "tags"})
+"""The encoded options of a call that each job of its schedule has, besides those of a workflow."""
 MAX_REPLICAS: Final = 100
 """The most replicas that a call may wait for. More are a mistake: no server has so many."""
 _EXAMPLES: Final = {
@@ -361,6 +363,21 @@ def encode_options(options: Mapping[str, Any]) -> dict[str, object]:
     if "unique_for" in options and "id" not in options:
         raise UsageError("unique_for needs an id: it is the id that stays taken")
     return wire
+
+
+def schedule_options(options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the encoded options of a call that the jobs of its schedule have.
+
+    Raises:
+        UsageError: the call has another option.
+    """
+    workflow = {"workflow", "lifetime"}
+    for option in options.keys() - SCHEDULE_OPTIONS - workflow - LANE_OPTIONS - RAW_OPTIONS:
+        raise UsageError(
+            "a schedule keeps the lane, meta, tags, keep, timeout, retry and result_ttl of its call; "
+            f"{option!r} would be without effect"
+        )
+    return {name: options[name] for name in sorted((SCHEDULE_OPTIONS | workflow) & options.keys())}
 
 
 def without_replicas(options: Mapping[str, object], default: int) -> tuple[Mapping[str, object], int]:

@@ -248,6 +248,8 @@ class WorkerInfo:
     """The time of the first heartbeat since which all have found no free concurrency, by the server's clock; None if the last one
     found some.
     """
+    deploy: int = 0
+    """The number of this version of its application, from ``Mesh(deploy=...)``; 0 if it has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,8 @@ async def test_a_schedule_whose_run_no_worker_takes_for_a_day_says_so(new_mesh: 
         job = await mesh.run_schedule("hourly")
         assert [each.problem for each in await mesh.schedules()] == [""]
         day_ago = round(time.time() * 1000) - 24 * 3600 * 1000
-        server.client().hset(f"{mesh.prefix}:{{Q1}}:job:{job.id}", "run_at", day_ago)
+        since = {"run_at": day_ago, "first": 1000 * day_ago}
+        server.client().hset(f"{mesh.prefix}:{{Q1}}:job:{job.id}", mapping=since)
         [found] = await mesh.schedules()
         assert re.match(r"no worker serves its queue 'Q1': its run of \d{4}-\d\d-\d\d \d\d:\d\d UTC", found.problem)
         runs = Runs()

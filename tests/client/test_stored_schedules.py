@@ -239,6 +239,7 @@ async def test_long_periods_are_spread_and_short_ones_are_not(world: World) -> N
 # Fired
 
 
+@pytest.mark.leaves("{report}:lane:*", "{report}:lanes*")  # of a firing that comes while the worker leaves
 async def test_its_jobs_have_the_lane_and_the_meta_of_its_call(mesh: worqr.Mesh) -> None:
     seen: list[worqr.Context] = []
 

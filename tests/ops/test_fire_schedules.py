@@ -60,6 +60,22 @@ def test_a_workflow_has_a_life_and_its_end_from_the_first_moment_on(desk: Desk) 
     assert desk.state()[":job:cron:s"] == job(desk, "due", T, 1, run_at=str(later), **more)
 
 
+def test_its_job_has_the_options_of_its_call_and_the_meta_of_both(desk: Desk) -> None:
+    later = now(desk) + 60_000
+    options = {"lane": "acme", "meta": '{"tenant":"acme"}', "done": "20 1000 10000", "tags": "a", "fields": {"timeout": "5"}}
+    assert desk.call(fire(desk, run_at=later, options=options, meta='{"traceparent":"x"}')) == "ok"
+    more = {"lane": "acme", "done": "20 1000 10000", "tags": "a", "timeout": "5"}
+    meta = '{"tenant":"acme","traceparent":"x"}'
+    assert desk.state()[":job:cron:s"] == job(desk, "due", T, 1, run_at=str(later), meta=meta, **more)
+
+
+@pytest.mark.parametrize("options", [{"lane": 7}, {"done": "x"}, {"fields": {"task": "y"}}, {"nothing": 1}, {"meta": 1}])
+def test_options_that_a_job_cannot_have_are_left_out(desk: Desk, options: dict[str, Any]) -> None:
+    later = now(desk) + 60_000
+    assert desk.call(fire(desk, run_at=later, options=options)) == "ok"
+    assert desk.state()[":job:cron:s"] == job(desk, "due", T, 1, run_at=str(later))
+
+
 def test_one_with_jitter_becomes_due_later(desk: Desk) -> None:
     later = now(desk) + 60_000
     assert desk.call(fire(desk, run_at=later)) == "ok"
@@ -145,6 +161,23 @@ def test_queue_waits_until_the_one_before_has_ended(desk: Desk, place: str) -> N
         run(desk)
     with desk.nothing_changes():
         assert desk.call(fire(desk, T + 1000, overlap="queue")) == "busy"
+
+
+def test_queue_leaves_out_what_comes_while_no_worker_has_taken_the_one_before_for_a_day(desk: Desk) -> None:
+    desk.send(fire(desk, overlap="queue"))
+    waiting = desk.client.hgetall(desk.q.job(ID))
+    day = 86_400_000
+    desk.client.hset(desk.q.job(ID), "first", 1000 * (now(desk) - day + 5000))
+    assert desk.call(fire(desk, T + 1000, overlap="queue")) == "busy"
+    desk.client.hset(desk.q.job(ID), "first", 1000 * (now(desk) - day))
+    assert desk.call(fire(desk, T + 1000, overlap="queue")) == "skipped"
+    assert desk.call(fire(desk, T + 1000, overlap="queue")) == "skipped"
+    assert {**desk.client.hgetall(desk.q.job(ID)), b"first": b""} == {**waiting, b"first": b""}
+    desk.register("A", queues=["Q1"])
+    desk.enter("A")
+    assert desk.call(fire(desk, T + 2000, overlap="queue")) == "busy"  # it is served again
+    desk.call(ops.finish_tasks(desk.q, "A", [run(desk)]))
+    assert desk.call(fire(desk, T + 2000, overlap="queue")) == "ok"
 
 
 def test_queue_fires_it_then(desk: Desk) -> None:

@@ -157,12 +157,14 @@ def test_a_job_that_no_worker_takes_for_a_day_is_told(desk: Desk) -> None:
     assert unserved() is None
     long_ago = now(desk) - 24 * HOUR
     desk.client.hset(desk.q.job(ID), "run_at", long_ago)
+    assert unserved() is None  # it was made up for now, and a worker may come
+    desk.client.hset(desk.q.job(ID), "first", 1000 * long_ago)
     assert unserved() == long_ago
     desk.register("A", queues=["Q1"])
     desk.enter("A")
     assert unserved() is None
     desk.client.delete(desk.q.workers)
-    for field, value in {"state": "due", "run_at": "soon", "started": "1"}.items():
+    for field, value in {"state": "due", "run_at": "soon", "started": "1", "first": 1000 * now(desk)}.items():
         before = desk.client.hget(desk.q.job(ID), field)
         desk.client.hset(desk.q.job(ID), field, value)
         assert unserved() is None

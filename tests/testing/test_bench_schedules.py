@@ -219,3 +219,32 @@ async def test_a_stored_schedule_that_is_paused_or_deleted_does_not_fire_on_a_be
     await mesh.schedule_handle("deleted").delete()
     await bench.advance(2 * HOUR)
     assert (await bench.run_until_empty()).finished == 2
+
+
+async def test_the_job_of_a_declared_schedule_has_the_options_of_its_call(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    seen: list[tuple[str | None, dict[str, str]]] = []
+
+    @mesh.task(name="report", lanes=worqr.Lanes("tenant"), keep=worqr.Keep(jobs=2), tags={"reports"})
+    async def report(tenant: str) -> None:
+        assert tenant
+        run = worqr.current()
+        seen.append((run.lane, run.meta))
+
+    mesh.every(HOUR, report.options(meta={"for": "ada"}).call("acme"), name="acme")
+    for _ in range(3):
+        await bench.advance(HOUR)
+        await bench.run_until_empty()
+    assert seen == [("acme", {"for": "ada"})] * 3
+    kept = await report.queue.jobs(state="finished", tag="reports")
+    assert [each.id for each in kept] == ["cron:acme"] * 2
+    await mesh.run_schedule("acme")
+    await bench.run_until_empty()
+    assert seen == [("acme", {"for": "ada"})] * 4
+
+
+def test_an_option_that_would_be_without_effect_is_an_error(mesh: worqr.Mesh) -> None:
+    @mesh.task(name="report")
+    async def report() -> None: ...
+
+    with pytest.raises(worqr.UsageError, match="'delay' would be without effect"):
+        mesh.every(HOUR, report.options(delay=5).call())

@@ -145,6 +145,15 @@ def test_versions_are_noted_only_if_there_are_several() -> None:
     assert [found.state_of(each) for each in (one, other)] == ["version 1", "version unknown"]
 
 
+def test_deploys_are_noted_only_where_an_application_has_several() -> None:
+    old, new, none = worker(app="shop", deploy=7), worker(app="shop", deploy=8), worker(app="shop")
+    other = worker(app="mail", deploy=3)
+    assert tables.workers_table([new, other]) is tables.WORKERS
+    found = tables.workers_table([old, new, none, other])
+    assert [found.state_of(each) for each in (old, new, none, other)] == ["deploy 7", "deploy 8", "no deploy", ""]
+    assert tables.fields_of(new)["deploy"] == 8
+
+
 def test_the_notes_of_a_schedule() -> None:
     schedule = Schedule("s", NOW, None, paused=False, every=60.0)
     assert not schedule_notes(schedule, NOW)

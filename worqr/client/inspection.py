@@ -310,6 +310,7 @@ def worker_info(row: WorkerRow, leader: str) -> WorkerInfo:
         request=request,
         requested_at=requested_at,
         answer=facts.get("answer", "").partition(" ")[2],
+        deploy=whole(facts.get("deploy"), 0),
     )
 
 

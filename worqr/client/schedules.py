@@ -80,6 +80,7 @@ async def fire(
             version=version,
             workflow=definition.workflow,
             lifetime_ms=definition.lifetime_ms,
+            options=definition.options,
         )
         for (definition, nominal, version), span in zip(firings, spans, strict=True)
     ]
@@ -263,8 +264,12 @@ class ScheduleControls:
                 raise await self._unknown(row.name)
             stored = StoredCall.decode(found[1])
             options, task = stored.options, stored.task
-        elif definition.workflow:
-            options = {"workflow": True} | ({"lifetime": str(definition.lifetime_ms)} if definition.lifetime_ms else {})
+        else:
+            options = dict(definition.options)
+            if definition.workflow:
+                options["workflow"] = True
+            if definition.lifetime_ms:
+                options["lifetime"] = str(definition.lifetime_ms)
         options = {**options, "id": definition.job, "exists": "skip", "by_hand": True}
         if self._client.values is not None:
             task = Sealed(task)

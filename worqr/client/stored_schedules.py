@@ -41,7 +41,8 @@ from worqr.cron import (
     zone_name,
 )
 from worqr.errors import UsageError
-from worqr.job_options import LANE_OPTIONS, RAW_OPTIONS, JobOptions, encode_options
+from worqr.inside import options_of
+from worqr.job_options import JobOptions, encode_options, schedule_options
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.ops import ScheduleRow
 from worqr.validation import Seconds, check_between, check_text, seconds, to_ms
@@ -53,9 +54,6 @@ MAX_STORED_TASK: Final = 4096
 SPREAD_MS: Final = 60_000
 """Jitter of a stored schedule by default, in ms, if it has at least an hour between two firings."""
 _LONG_MS: Final = 3_600_000
-_STORED_OPTIONS: Final = frozenset({"lane", "meta", "fields", "done", "tags", "workflow", "lifetime"})
-"""The encoded options of a call that its schedule keeps."""
-_WITHOUT_EFFECT: Final = LANE_OPTIONS | RAW_OPTIONS
 LEASE_MS: Final = 20_000
 """How long a program that applies a prefix may hold it without a sign of life."""
 APPLY_WAIT: Final = 30.0
@@ -503,7 +501,7 @@ class _Plan:
         """Check a schedule. Raises UsageError if something is not valid."""
         if not isinstance(call, Call):
             raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
-        options = _options_of(client.producer.prepared(cast("Any", call)))
+        options = schedule_options(options_of(client.producer.prepared(cast("Call[Any]", call))))
         return _Plan.made(name, call.queue, options, sealed_task(client.values, call.task), given, client.who)
 
     @staticmethod
@@ -574,7 +572,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
                 msgspec.json.encode(line.times | {"name": line.name, "queue": line.queue, "task": b""})
             )
             _checked_name(line.name)
-            if unknown := line.options.keys() - _STORED_OPTIONS:
+            if unknown := line.options.keys() - schedule_options(line.options).keys():
                 raise UsageError(f"a schedule has no option {min(unknown)!r}")
             if bool(times.cron) == bool(times.every_ms):
                 raise UsageError("a schedule takes cron or every_ms, and not both")
@@ -627,17 +625,6 @@ def _checked_name(name: object) -> str:
     if not all(found.split("/")):
         raise UsageError(f"schedule name {found!r} has an empty segment: write it as in 'report/acme'")
     return found
-
-
-def _options_of(call: Call[Any]) -> dict[str, Any]:
-    """Return the encoded options that the jobs of a schedule have."""
-    found = call._options  # pyright: ignore[reportPrivateUsage]
-    for option in found.keys() - _STORED_OPTIONS - _WITHOUT_EFFECT:
-        raise UsageError(
-            "a schedule keeps the lane, meta, tags, keep, timeout, retry and result_ttl of its call; "
-            f"{option!r} would be without effect"
-        )
-    return {name: found[name] for name in sorted(_STORED_OPTIONS & found.keys())}
 
 
 def _definition(name: str, queue: str, given: dict[str, Any], by: str) -> Definition:

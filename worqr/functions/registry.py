@@ -34,7 +34,7 @@ from worqr.handler_options import (
     is_async,
 )
 from worqr.inside import definition_of, options_of
-from worqr.job_options import Keep, NoSuchOption
+from worqr.job_options import Keep, NoSuchOption, schedule_options
 from worqr.keys import PUBLISH, check_name
 from worqr.limits import Lanes, Limit
 from worqr.policy import RetryPolicy
@@ -714,9 +714,10 @@ class Registry:
         def declare(call: Call[Any]) -> None:
             if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
-            options = options_of(call)
+            options = schedule_options(options_of(call))
             named: dict[str, Any] = {"name": call.queue, "queue": call.queue, "task": call.task}
-            named |= {"workflow": bool(options.get("workflow")), "lifetime_ms": int(str(options.get("lifetime", 0)))}
+            named |= {"workflow": options.pop("workflow", False), "lifetime_ms": int(options.pop("lifetime", 0))}
+            named["options"] = options
             definition = Definition(**(named | given | when))
             self._declarations.add_schedule(check_schedule_task(definition))
 

@@ -481,6 +481,11 @@ local function drop_outdated_schedules()
   return reply
 end
 
+-- Returns the meta (JSON, or nil) of a call and that of its firing as one.
+local function joined_meta(of_call, of_firing)
+  return of_call and of_firing and string.sub(of_call, 1, -2) .. ',' .. string.sub(of_firing, 2) or of_call or of_firing
+end
+
 -- Returns the options and the task of a stored schedule that a leader has read under the number `version`, with `meta` (JSON, or
 -- nil) added to its own. Returns nil and why, if it has been changed.
 local function stored_call(queue, name, version, meta)
@@ -494,7 +499,17 @@ local function stored_call(queue, name, version, meta)
   if not is_read or invalid_job(options, task) then
     return nil, 'broken'
   end
-  options.meta = options.meta and meta and string.sub(options.meta, 1, -2) .. ',' .. string.sub(meta, 2) or options.meta or meta
+  options.meta = joined_meta(options.meta, meta)
+  return options, task
+end
+
+-- Returns the options and the task of a firing. Returns nil and why, if the call that is stored has been changed.
+local function fired_call(queue, o, task)
+  if o.version then
+    return stored_call(queue, o.name, o.version, o.meta)
+  end
+  local options = o.options and not invalid_job(o.options, task) and o.options or {}
+  options.meta, options.workflow, options.lifetime = joined_meta(options.meta, o.meta), o.workflow, o.lifetime
   return options, task
 end
 
@@ -518,15 +533,35 @@ local function judged_before(queue, batch, o, mark)
   return nil
 end
 
--- Enqueues one firing. `o` has its name, nominal, run_at, overlap, meta, version, workflow and lifetime; `batch` what fire_schedules knows of the
--- queue. Returns its word.
+local UNSERVED = 86400000 -- ms, a day: queues whose workers start with the work have none in between
+
+-- Returns the time (ms as text) of the job of a schedule that has waited for over a day in a queue that no worker serves now; else
+-- ''. A run that was missed and made up for has waited since it was enqueued: its number is the microsecond of that.
+local function unserved_since(queue, name, now)
+  if own(redis.pcall('HLEN', queue .. ':workers'), '^NOPERM') ~= 0 then
+    return ''
+  end
+  local kept = own(redis.pcall('HMGET', queue .. ':job:' .. FIRING .. name, 'state', 'run_at', 'started', 'first'), '^NOPERM') or {}
+  local run_at = whole_number(kept[2], now)
+  local since = math.max(run_at, (tonumber(kept[4]) or 0) / 1000)
+  return kept[1] == 'waiting' and not kept[3] and now - since >= UNSERVED and digits(run_at) or ''
+end
+
+-- Returns the word for a firing that finds an earlier one; nil if it takes its place.
+local function word_behind(queue, o, now)
+  if o.overlap == 'queue' then
+    return unserved_since(queue, o.name, now) == '' and 'busy' or 'skipped'
+  end
+  return o.overlap == 'skip' and 'skipped' or nil
+end
+
+-- Enqueues one firing. `o` has its name, nominal, run_at, overlap, meta, version, workflow, lifetime and options; `batch` what
+-- fire_schedules knows of the queue. Returns its word.
 local function fire_one(queue, batch, o, task)
-  local options = {meta = o.meta, workflow = o.workflow, lifetime = o.lifetime}
-  if o.version then
-    options, task = stored_call(queue, o.name, o.version, o.meta)
-    if not options then
-      return task
-    end
+  local options
+  options, task = fired_call(queue, o, task)
+  if not options then
+    return task
   end
   local mark = o.meta and ' ' .. redis.sha1hex(o.meta) or '' -- whose job it is, for two leaders that trace the same firing
   local status = judged_before(queue, batch, o, mark)
@@ -541,10 +576,10 @@ local function fire_one(queue, batch, o, task)
   if earlier and o.overlap ~= 'cancel' and seen.job and seen.job.state == 'due' and retried_at > now + AHEAD_MS then
     batch.ready = batch.ready + hurry_retry(queue, id, now)
   end
-  if earlier and o.overlap == 'queue' then
-    return 'busy'
+  status = earlier and word_behind(queue, o, now) or 'ok'
+  if status == 'busy' then
+    return status
   end
-  status = earlier and o.overlap == 'skip' and 'skipped' or 'ok'
   if status == 'ok' then
     if seen.active then
       cancel_running(queue, id, 'the next firing of its schedule came')
@@ -569,10 +604,12 @@ end
 -- ARGV[2] expire_s s that the last firings of the queue's schedules are remembered
 -- ARGV[3..] firings at most 500: a msgpack map of name of the schedule, nominal ms, run_at ms, overlap when the job of an earlier
 --   firing is still there (skip, queue, or cancel: one that does not run is replaced), meta of the job (JSON), version, the number of
---   one that is stored in the queue, and of a call of a workflow workflow and lifetime (ms as text); and task bytes (of a stored one: none), in turn
--- RETURNS ok | skipped (an earlier firing waits or runs) | busy (the same; nothing was done, try again) | fired (a later firing
---   was judged before) | again (this firing was enqueued before, with another meta) | gone (it is not stored) | stale (it
---   is stored under another number) | broken (what is stored cannot be read): one of them for each firing, in turn
+--   one that is stored in the queue, of a call of a workflow workflow and lifetime (ms as text), and options of a job, as those of
+--   dispatch_jobs; and task bytes (of a stored one: none), in turn
+-- RETURNS ok | skipped (an earlier firing waits or runs; with queue, it has waited for over a day, and no worker serves the queue) |
+--   busy (the same; nothing was done, try again) | fired (a later firing was judged before) | again (this firing was enqueued
+--   before, with another meta) | gone (it is not stored) | stale (it is stored under another number) | broken (what is stored
+--   cannot be read): one of them for each firing, in turn
 -- RESEND safe: fenced by the nominal time; an equal one gets the same answer again, and nothing happens
 -- GROUP makes
 local function fire_schedules()
@@ -671,18 +708,6 @@ local function read_schedules()
     reply[#reply + 1] = redis.call('HGET', queue .. ':schedules', name) or ''
   end
   return reply
-end
-
-local UNSERVED = 86400000 -- ms, a day: queues whose workers start with the work have none in between
-
--- Returns since when (ms as text) the job of a schedule has waited for over a day in a queue that no worker serves now; else ''.
-local function unserved_since(queue, name, now)
-  if own(redis.pcall('HLEN', queue .. ':workers'), '^NOPERM') ~= 0 then
-    return ''
-  end
-  local kept = own(redis.pcall('HMGET', queue .. ':job:' .. FIRING .. name, 'state', 'run_at', 'started'), '^NOPERM') or {}
-  local since = whole_number(kept[2], now)
-  return kept[1] == 'waiting' and not kept[3] and now - since >= UNSERVED and digits(since) or ''
 end
 
 -- read_outcomes: returns how the last runs of schedules of a queue ended, and which of its jobs no worker takes.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import msgspec
 
@@ -167,8 +167,8 @@ def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Command[Schedules]:
     def read(reply: Reply) -> Schedules:
         status_word(reply)
         found: dict[str, dict[str, bytes]] = {}
-        for field, value in pairs(reply[3]):
-            what, _, name = exact(field).partition(" ")
+        for key, value in pairs(reply[3]):
+            what, _, name = exact(key).partition(" ")
             found.setdefault(name, {})[what] = value
         return Schedules(int(reply[1]), found, text(reply[2]))
 
@@ -316,6 +316,7 @@ class Firing:
         version: of a stored schedule, whose call is in the queue; empty: `task` is the call.
         workflow: the job is one of a workflow.
         lifetime_ms: of a workflow; 0: there is none.
+        options: other options of the job, as ``dispatch_jobs`` takes them.
     """
 
     name: str
@@ -327,6 +328,7 @@ class Firing:
     version: str = ""
     workflow: bool = False
     lifetime_ms: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def fire_schedules(keys: QueueKeys, firings: Sequence[Firing], *, judged_at: int) -> Command[list[str]]:
@@ -340,7 +342,7 @@ def fire_schedules(keys: QueueKeys, firings: Sequence[Firing], *, judged_at: int
         options = {"name": each.name, "nominal": each.nominal, "run_at": each.run_at, "overlap": each.overlap}
         lifetime = str(each.lifetime_ms or "")
         more = {"meta": each.meta, "version": each.version, "workflow": each.workflow, "lifetime": lifetime}
-        more = {name: value for name, value in more.items() if value}
+        more = {name: value for name, value in (more | {"options": each.options}).items() if value}
         args += (msgspec.msgpack.encode(options | more), each.task)
 
     def read(reply: Reply) -> list[str]:

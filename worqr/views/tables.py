@@ -291,12 +291,18 @@ def worker_notes(info: WorkerInfo) -> Sequence[Note]:
 
 
 def workers_table(found: Iterable[WorkerInfo]) -> Table:
-    """Return `WORKERS`, with a note of the version of each if there are several."""
-    if len({info.version for info in found}) < 2:
+    """Return `WORKERS`, with a note of the version of each if there are several, and of its deploy if its application has several."""
+    rows = list(found)
+    versions, deploys = {info.version for info in rows}, {(info.app, info.deploy) for info in rows}
+    rolling = {app for app, _ in deploys if sum(other == app for other, _ in deploys) > 1}
+    if len(versions) < 2 and not rolling:
         return WORKERS
 
     def notes(info: WorkerInfo) -> Sequence[Note]:
-        return [*worker_notes(info), Note("warn", f"version {info.version or 'unknown'}")]
+        more = [Note("warn", f"version {info.version or 'unknown'}")] if len(versions) > 1 else []
+        if info.app in rolling:
+            more.append(Note("held", f"deploy {info.deploy}" if info.deploy else "no deploy"))
+        return [*worker_notes(info), *more]
 
     return replace(WORKERS, notes=notes)
 
@@ -326,9 +332,10 @@ WORKERS: Final = Table(
         ),
         column("started", TIME, "since", wide=True),
         column("version", hidden=True, wide=True),
+        count("deploy", hidden=True),
         column("python", hidden=True),
-        column("threads", hidden=True),
-        column("processes", hidden=True),
+        count("threads", hidden=True),
+        count("processes", hidden=True),
         Column("queues", "queues", lambda info: ", ".join(sorted(info.queues)), fit="fold", least=16, below=True),
     ),
     worker_notes,

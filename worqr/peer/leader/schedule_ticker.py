@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Final
 
 import trio
+from msgspec.structs import replace as changed
 
 from worqr import ops
 from worqr.client.schedules import StoredCall, fire
@@ -224,6 +225,11 @@ class _Plan:
         self.fired: int | None = None
         self.ran = 0
         self.stopped = ""
+
+    def leave_lane(self) -> None:
+        """Fire without the lane of the call, which may lie in another shard than the job's id."""
+        options = {name: value for name, value in self.definition.options.items() if name != "lane"}
+        self.definition = changed(self.definition, options=options)
 
     @property
     def ended(self) -> bool:
@@ -456,7 +462,10 @@ class ScheduleTicker(Chore):
         """Return the shard in which a schedule fires: that of its id, or that in which its call is stored."""
         if plan.row.home:
             return self._queue(plan.row.home)
-        return shard_of(await self._shards_of(plan.definition.queue), plan.definition.job)
+        shards = await self._shards_of(plan.definition.queue)
+        if len(shards) > 1:
+            plan.leave_lane()
+        return shard_of(shards, plan.definition.job)
 
     async def _forget_ended(self, row: ScheduleRow, now: int) -> None:
         """Delete a stored schedule a week after it has fired for the last time."""
