@@ -156,7 +156,7 @@ def in_a_group(*makers: Callable[[], BaseException]) -> BaseException:
     return BaseExceptionGroup("several", [make() for make in makers])
 
 
-def deep_list(depth: int = 5000) -> list[Any]:
+def deep_list(depth: int = 50_000) -> list[Any]:
     found: list[Any] = []
     for _ in range(depth):
         found = [found]
