@@ -29,27 +29,18 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "worqr run shop:mesh --reload",
     ),
     "server": ("worqr server --port 6390 --dir ./data", "worqr server --data /srv/worqr --max-memory 2G"),
-    "backup": ('worqr backup "/backup/worqr-$(date +%F).rdb" --data /srv/worqr',),
-    "restore": ("worqr restore /backup/worqr-2031-05-01.rdb --data /srv/worqr",),
     "outbox": (
-        "worqr outbox --json",
         "worqr outbox shop:outbox --state failed",
         "worqr outbox shop:outbox --retry 01a21d1847317b32aa3f19454a5374a8",
     ),
-    "demo": ("worqr demo --workers 8", "worqr demo --dashboard"),
     "enqueue": ("tail -f addresses.txt | worqr enqueue mails --lines",),
-    "call": ("worqr call shop.send_mail to=ada@example.org times:=3 --wait",),
     "top": ("worqr top --view failed --read-only", "worqr top --view running --json"),
     "queues": ("worqr queues --json | jq 'select(.failed > 0)'",),
     "workers": (
-        "worqr workers quiet 51924699",
         "worqr workers concurrency 51924699 20",
         'worqr workers evict shop:51924699 || echo "no such worker"',
     ),
-    "history": ("worqr history mails --minutes 1440 --json",),
-    "recent": ("worqr recent mails --limit 20 --json",),
     "log": ("worqr log --kind dead --kind recovered --json", "worqr log --queue mails --follow"),
-    "jobs": ("worqr jobs mails --state scheduled --limit 20",),
     "status": ('worqr status welcome-ada --queue mails --json || echo "unknown"',),
     "send": (
         'worqr send shop.fulfil order-7 approved \'{"by": "ada"}\'',
@@ -58,15 +49,12 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "batch": (
         "worqr batch mails import-7 --wait --within 10m",
         'worqr batch mails import-7 --cancel --reason "wrong file"',
-        "worqr batch mails import-7 --retry-failed",
     ),
     "lanes": ("worqr lanes mails --lane customer-7 --weight 5", "worqr lanes mails --lane customer-7 --cancel"),
     "limit": (
         "worqr limit mails --concurrency 20 --rate 100/1m --rate 5/1s",
         "worqr limit mails --lane customer-7 --concurrency 2",
-        "worqr limit mails --clear",
     ),
-    "metrics": ("worqr metrics --bind 9464 --max-queues 50",),
     "health": ("worqr health 9465", "worqr health unix:/run/shop/1.sock --check live"),
     "schedules": (
         "worqr schedules run shop.nightly_report",
@@ -80,7 +68,6 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "worqr dashboard --bind 0.0.0.0:9090 --password-file passwords --read-only",
         "worqr dashboard --hash ada",
     ),
-    "script": ("worqr script enqueue --sha",),
     "schema": ("worqr schema shop:mesh > shop.json",),
     "client": ("worqr client typescript shop:mesh > shop.ts",),
     "cancel": (
