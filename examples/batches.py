@@ -7,6 +7,7 @@ again, when the process dies between the commit and the finish. So the table has
 import json
 import sqlite3
 import sys
+from contextlib import closing
 
 import trio
 
@@ -14,7 +15,7 @@ import worqr
 
 
 def store(path: str, readings: list[dict[str, float]]) -> None:
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute("CREATE TABLE IF NOT EXISTS readings (number INTEGER PRIMARY KEY, value REAL)")
         database.executemany("INSERT OR IGNORE INTO readings VALUES (:number, :value)", readings)
 

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -76,7 +77,7 @@ async def test_batches_become_transactions(run: Run, tmp_path: Path) -> None:
     writer = run("batches.py", str(database))
     lines = [await writer.line() for _ in range(3)]
     assert lines[:2] == ["100 stored, 0 of them lost to another worker meanwhile"] * 2
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("SELECT count(*), min(number), max(number) FROM readings").fetchone() == (250, 0, 249)
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from email.message import EmailMessage
 from pathlib import Path
 from types import MemberDescriptorType, ModuleType, SimpleNamespace
@@ -323,11 +324,11 @@ async def test_claims_in_batches(load: Callable[[str], Any], monkeypatch: pytest
     p11 = load("p11_batch_claims")
     monkeypatch.chdir(tmp_path)
     tasks = [b"event %d" % i for i in range(250)]
-    with sqlite3.connect("events.db") as db:
+    with closing(sqlite3.connect("events.db")) as db, db:
         db.execute("create table events (fence integer primary key, event blob)")
 
     def rows() -> list[bytes]:
-        with sqlite3.connect("events.db") as db:
+        with closing(sqlite3.connect("events.db")) as db:
             return [row[0] for row in db.execute("select event from events order by fence")]
 
     async with p11.mesh.connect(), trio.open_nursery() as nursery:
@@ -338,7 +339,6 @@ async def test_claims_in_batches(load: Callable[[str], Any], monkeypatch: pytest
         await eventually(q.running, [])
         nursery.cancel_scope.cancel()
     assert rows() == tasks
-    db.close()
 
 
 async def test_claims_one_by_one(load: Callable[[str], Any]) -> None:

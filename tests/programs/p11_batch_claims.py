@@ -1,4 +1,5 @@
 import sqlite3
+from contextlib import closing
 
 import trio
 
@@ -8,7 +9,7 @@ mesh = worqr.Mesh()
 
 
 def store(rows: list[tuple[int, bytes]]) -> None:
-    with sqlite3.connect("events.db") as db:
+    with closing(sqlite3.connect("events.db")) as db, db:
         db.executemany("insert or ignore into events values (?, ?)", rows)
 
 
