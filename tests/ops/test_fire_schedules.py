@@ -62,14 +62,22 @@ def test_a_workflow_has_a_life_and_its_end_from_the_first_moment_on(desk: Desk) 
 
 def test_its_job_has_the_options_of_its_call_and_the_meta_of_both(desk: Desk) -> None:
     later = now(desk) + 60_000
-    options = {"lane": "acme", "meta": '{"tenant":"acme"}', "done": "20 1000 10000", "tags": "a", "fields": {"timeout": "5"}}
+    options = {
+        "lane": "acme",
+        "meta": '{"tenant":"acme"}',
+        "done": "20 1000 10000",
+        "tags": "a",
+        "fields": {"timeout": "5"},
+    }
     assert desk.call(fire(desk, run_at=later, options=options, meta='{"traceparent":"x"}')) == "ok"
     more = {"lane": "acme", "done": "20 1000 10000", "tags": "a", "timeout": "5"}
     meta = '{"tenant":"acme","traceparent":"x"}'
     assert desk.state()[":job:cron:s"] == job(desk, "due", T, 1, run_at=str(later), meta=meta, **more)
 
 
-@pytest.mark.parametrize("options", [{"lane": 7}, {"done": "x"}, {"fields": {"task": "y"}}, {"nothing": 1}, {"meta": 1}])
+@pytest.mark.parametrize(
+    "options", [{"lane": 7}, {"done": "x"}, {"fields": {"task": "y"}}, {"nothing": 1}, {"meta": 1}]
+)
 def test_options_that_a_job_cannot_have_are_left_out(desk: Desk, options: dict[str, Any]) -> None:
     later = now(desk) + 60_000
     assert desk.call(fire(desk, run_at=later, options=options)) == "ok"

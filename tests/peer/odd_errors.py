@@ -25,7 +25,9 @@ def fail(*_: Any, **__: Any) -> Any:
 
 
 def recurse(self: Any, one: Any = None, two: Any = None) -> Any:
-    return recurse(self, one, two)  # all of them: Python 3.13.0 does not count calls that leave some out, and takes all memory
+    return recurse(
+        self, one, two
+    )  # all of them: Python 3.13.0 does not count calls that leave some out, and takes all memory
 
 
 def leave(*_: Any) -> Any:

@@ -221,7 +221,9 @@ async def test_a_stored_schedule_that_is_paused_or_deleted_does_not_fire_on_a_be
     assert (await bench.run_until_empty()).finished == 2
 
 
-async def test_the_job_of_a_declared_schedule_has_the_options_of_its_call(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+async def test_the_job_of_a_declared_schedule_has_the_options_of_its_call(
+    bench: testing.Bench, mesh: worqr.Mesh
+) -> None:
     seen: list[tuple[str | None, dict[str, str]]] = []
 
     @mesh.task(name="report", lanes=worqr.Lanes("tenant"), keep=worqr.Keep(jobs=2), tags={"reports"})
