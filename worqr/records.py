@@ -212,6 +212,11 @@ class Status:
     for a ``suspended`` job the names of its waits and the first deadline: ``approved until 2031-05-01 12:00:00 UTC``. Empty if
     its last try ended in another way, or while it runs.
     """
+    value: Any = None
+    """What a run of the job has set last with ``worqr.state(value)``, as JSON has it, or in the type that was passed to
+    ``job.status()``. None: no run has set it, or it went with the end of the job. Only ``job.status()``, ``job.watch()`` and
+    ``queue.read()`` read it.
+    """
 
 
 @dataclass(frozen=True, slots=True)

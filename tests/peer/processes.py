@@ -42,7 +42,7 @@ class Desk:
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
         return self.policy.with_overrides({name.decode(): value.decode() for name, value in own})
 
-    def report_progress(self, run: Run[Any], done: float | None, message: str) -> None:
+    def report_progress(self, run: Run[Any], done: float | None, message: str, value: bytes = b"") -> None:
         self.said.append((done, message))
         self._tell()
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 import worqr
+import worqr.testing as worqr_testing
 from tests.peer.tools import QUICK, eventually, until
 from tests.peer.workflow_jobs import Approval, dying, keeping, registry
 from tests.support.patience import PATIENCE
@@ -94,7 +95,10 @@ async def test_in_a_process(new_mesh: NewMesh, tmp_path: Path) -> None:
     mesh.include(registry)
     fulfil: Any = mesh.functions["in a process"]
     async with mesh.join():
-        assert await approved(await fulfil.dispatch(str(path), 7)) == ("paid 7", ADA, 2)
+        job = await fulfil.dispatch(str(path), 7)
+        await suspended(job)
+        assert (await job.status(Approval)).value == Approval("nobody yet")
+        assert await approved(job) == ("paid 7", ADA, 2)
         swallowing: Any = mesh.functions["swallows in a process"]
         assert "it swallowed the cancellation" in await failure_of(await swallowing.dispatch())
     assert path.read_text() == "7\n"
@@ -393,6 +397,49 @@ async def test_an_event_that_comes_while_the_run_unwinds_is_not_lost(new_mesh: N
         assert await job.result(PATIENCE) == ADA
     assert len(runs) == 2
     assert runs[0] == runs[1]  # the claim was kept
+
+
+@pytest.mark.parametrize("place", ["loop", "asyncio", "thread"])
+async def test_others_read_what_a_run_shows_also_while_it_is_suspended(new_mesh: NewMesh, place: Any) -> None:
+    mesh = new_mesh()
+
+    def show() -> None:
+        worqr.state({"step": 1})
+        worqr.current().progress(0.5, "half")
+        worqr.state(Approval("nobody yet"))
+
+    async def on_a_loop() -> None:
+        show()
+        await worqr.wait_for("approved", Approval)
+
+    def in_a_thread() -> None:
+        show()
+        worqr.wait_for_now("approved", Approval)
+
+    flow: Any = mesh.workflow(name="flow", runs_in=place, result_ttl=60)(
+        in_a_thread if place == "thread" else on_a_loop
+    )
+    async with mesh.join():
+        job = await flow.dispatch()
+        await suspended(job)
+        status = await job.status(Approval)
+        assert status.value == Approval("nobody yet")
+        assert (await mesh.queue("flow").read(job.id)).status.value == {"by": "nobody yet"}
+        with pytest.raises(worqr.UsageError, match="is not of the type"):
+            await job.status(int)
+        await approved(job)
+        assert (await job.status()).value is None
+
+
+async def test_a_state_that_cannot_be_stored_is_refused(new_mesh: NewMesh) -> None:
+    with pytest.raises(worqr.UsageError, match="inside a handler"):
+        worqr.state(1)
+    with worqr_testing.context() as context:
+        worqr.state([1])
+        for value, why in (("x" * 65_536, "store what is large"), (object(), "neither bytes nor JSON")):
+            with pytest.raises(worqr.UsageError, match=why):
+                worqr.state(value)
+    assert (context.states, context.reported) == ([[1]], [])
 
 
 async def test_a_suspended_job_is_cancelled_at_once(new_mesh: NewMesh) -> None:

@@ -657,13 +657,14 @@ end
 
 -- What a job keeps across its runs, which belongs to its payload and goes with it as a whole: the bytes that it saved last (the field
 -- `saved`, and `saved_number`), the results of its steps (`step:` and the name), their failed tries (`try:`), and of a workflow its
--- life, its waits, their ends, its events and its children (workflows.lua, children.lua). The field `saved_size` has the bytes of all of them, and is missing if
+-- life, its waits, their ends, its events and its children (workflows.lua, children.lua). So does the
+-- `value` that a run shows, which is not counted. The field `saved_size` has the bytes of all others, and is missing if
 -- there is nothing. `entries` counts what runs have stored; `earlier` the runs that are in no counter.
 
 local MOST_SAVED = 262144
 local MOST_KEPT = 1048576
 local STEP_BYTES = 1024 -- that a step counts at least, so that no record has more than 1,024 steps
-local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open last_failed '
+local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open last_failed value '
 local PREFIXES_OF_LIFE = ' step try wait event events refused child end '
 local LARGE_PREFIXES = ' step try event refused child end '
 
@@ -676,7 +677,7 @@ end
 -- True for a field that may be large: only a start reads it.
 local function is_large_saved(name)
   local prefix = string.match(name, '^(%l+):')
-  return name == 'saved' or prefix and string.find(LARGE_PREFIXES, ' ' .. prefix .. ' ', 1, true) ~= nil
+  return name == 'saved' or name == 'value' or prefix and string.find(LARGE_PREFIXES, ' ' .. prefix .. ' ', 1, true) ~= nil
 end
 
 -- Returns how many bytes the step or the saved bytes (`step` is empty) count.
@@ -1077,9 +1078,10 @@ local function fail_task()
   return {status}
 end
 
--- note_progress: stores the progress and messages of running tasks. A raw task with progress becomes a job.
+-- note_progress: stores the progress, messages and values of running tasks. A raw task with progress becomes a job.
 -- ARGV[1] worker id
--- ARGV[2..] said claim id, progress (a number as text, empty: none) and message, in turn
+-- ARGV[2..] said claim id, progress (a number as text, empty: none), message, and value (its encoding, a space and the encoded value;
+--   empty: it stays), in turn
 -- RETURNS ok noted
 -- RESEND safe: fenced by the claim; the same is noted again
 local function note_progress()
@@ -1088,15 +1090,19 @@ local function note_progress()
   local claims = queue .. ':claims:' .. worker
 
   local noted = 0
-  for i = 2, #ARGV, 3 do
-    local said, progress, message = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  for i = 2, #ARGV, 4 do
+    local said, done, message, value = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
     local record = redis.call('SISMEMBER', claims, said) == 1 and read_claim(queue, said)
     if record then
       local active = queue .. ':active:' .. record.id
       if not record.job then
         become_job(queue, worker, said, record)
       end
-      redis.call('HSET', active, 'progress', progress, 'message', message)
+      redis.call('HSET', active, 'progress', done, 'message', message)
+      if value ~= '' then
+        redis.call('HSETNX', active, 'saved_size', '0')
+        redis.call('HSET', active, 'value', value)
+      end
       notify(queue, record.id, 'progress')
       noted = noted + 1
     end

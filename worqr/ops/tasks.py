@@ -199,11 +199,22 @@ def fail_task(
     return new_call("fail_task", keys.base, args, read)
 
 
-def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, float | None, str]]) -> Command[int]:
-    """Store the progress and message of runs, as (claim, progress, message); return how many of these claims still run."""
+class Progress(NamedTuple):
+    """What a run reports. An empty `value` leaves what is stored; another one has its encoding and a space in front."""
+
+    claim: int
+    done: float | None
+    message: str
+    value: bytes = b""
+
+
+def note_progress(
+    keys: QueueKeys, worker: str, reports: Sequence[tuple[int, float | None, str] | Progress]
+) -> Command[int]:
+    """Store what runs report; return how many of their claims still run."""
     args: list[Argument] = [worker]
-    for claim, progress, message in reports:
-        args += (claim, "" if progress is None else repr(progress), message)
+    for claim, progress, message, value in (Progress(*each) for each in reports):
+        args += (claim, "" if progress is None else repr(progress), message, value)
 
     def read(reply: Reply) -> int:
         return int(reply[1])
@@ -503,6 +514,7 @@ class JobState:
     attempts: int = 0
     error: RemoteError | None = None
     waits_for: str = ""
+    value: bytes = b""
 
 
 def job_status(keys: QueueKeys, id: str, number: int) -> Command[JobState]:
@@ -512,7 +524,7 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Command[JobState]:
         word = status_word(reply)
         if len(reply) == 1:
             return JobState(word)
-        claim, worker, run_at, progress, message, failures, attempts, error_type, error_message = reply[1:]
+        claim, worker, run_at, progress, message, failures, attempts, error_type, error_message, value = reply[1:]
         return JobState(
             state=word,
             claim=whole(claim),
@@ -524,6 +536,7 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Command[JobState]:
             attempts=whole(attempts, 0),
             error=error_of(error_type, error_message),
             waits_for=waits_for_of(error_type, error_message),
+            value=bytes(value or b""),
         )
 
     return new_call("job_status", keys.base, (number, id), read)

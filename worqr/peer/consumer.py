@@ -952,9 +952,9 @@ class QueueConsumer:
 
     # Running tasks
 
-    def report_progress(self, run: Run[Any], done: float | None, message: str) -> None:
+    def report_progress(self, run: Run[Any], done: float | None, message: str, value: bytes = b"") -> None:
         """Send the progress that a run reported. From any thread."""
-        self._services.reports.report(run, done, message)
+        self._services.reports.report(run, done, message, value)
 
     def extend(self, run: Run[Any], seconds: float) -> None:
         """Move the deadline of a run to `seconds` from now. From any thread."""

@@ -13,6 +13,7 @@ import trio
 
 from worqr.batches import BatchInfo, BatchRef, EndedJob, with_result
 from worqr.client.client import Client
+from worqr.client.inspection import shown_value
 from worqr.client.producer import Call
 from worqr.codecs import StoredValues
 from worqr.errors import JobCancelled, JobFailed, UsageError
@@ -42,6 +43,7 @@ class _NoConsumer:
         self.hides_arguments = False
         self.state = state
         self.reported: list[tuple[float | None, str]] = []
+        self.values_shown: list[Any] = []
         self.extended: list[float] = []
         self.saves: list[bytes] = []
         self.steps: dict[str, Any] = {}
@@ -49,8 +51,11 @@ class _NoConsumer:
     def policy_with(self, own: PolicyFields) -> Policy:
         return self.policy
 
-    def report_progress(self, run: Run[Any], done: float | None, message: str) -> None:
-        self.reported.append((done, message))
+    def report_progress(self, run: Run[Any], done: float | None, message: str, value: bytes = b"") -> None:
+        if value:
+            self.values_shown.append(shown_value(value))
+        else:
+            self.reported.append((done, message))
 
     def extend(self, run: Run[Any], seconds: float) -> None:
         self.extended.append(seconds)
@@ -186,6 +191,7 @@ class DirectContext(Context):
     Attributes:
         started: The calls of the jobs that a workflow started with ``function.run(...)``, in order.
         reported: What the handler reported with `progress`, in order: the number and the message.
+        states: The values that it passed to ``worqr.state``, in order, as JSON has them.
         extended: What it passed to `extend`, in seconds.
         saves: The bytes that it saved, in order.
         steps: The results of the steps that it took, by name, as JSON has them.
@@ -203,6 +209,7 @@ class DirectContext(Context):
         self._ended_batch = ended_batch
         self._ended_job = ended_job
         self.reported: list[tuple[float | None, str]] = run.host.reported
+        self.states: list[Any] = run.host.values_shown
         self.extended: list[float] = run.host.extended
         self.saves: list[bytes] = run.host.saves
         self.steps: dict[str, Any] = run.host.steps

@@ -739,7 +739,7 @@ async def _on_report(run: Run[RunHost], ended: list[CallEnded], what: Report) ->
                 return await _save(item, what)
             if isinstance(what, Starting):
                 return await _start(item, what)
-            item.report_progress(what.done, what.message)
+            item.report_progress(what.done, what.message, what.value)
     return None
 
 

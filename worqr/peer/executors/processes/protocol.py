@@ -186,11 +186,12 @@ class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Progressed(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The run reported the progress of one of its claims."""
+    """The run reported the progress of one of its claims, and its value; empty: it stays."""
 
     fence: int
     done: float | None
     message: str
+    value: bytes = b""
 
 
 class Extended(msgspec.Struct, tag=True, array_like=True, frozen=True):
