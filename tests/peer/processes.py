@@ -31,6 +31,7 @@ class Desk:
     state = None
     values = None
     hides_arguments = False
+    deploy = 0
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

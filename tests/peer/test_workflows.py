@@ -431,6 +431,35 @@ async def test_others_read_what_a_run_shows_also_while_it_is_suspended(new_mesh:
         assert (await job.status()).value is None
 
 
+async def test_a_run_knows_with_which_deploy_its_job_began(new_mesh: NewMesh) -> None:
+    async def flow(step: bool) -> int | None:
+        before = worqr.current().began_with
+        if step:
+            await worqr.step("once", lambda: None)
+        assert worqr.current().began_with == before
+        await worqr.wait_for("go", type(None))
+        return before
+
+    def deployed(deploy: int | None) -> tuple[worqr.Mesh, Any]:
+        mesh = new_mesh(app="shop", deploy=deploy)
+        return mesh, mesh.workflow(name="flow", result_ttl=60)(flow)
+
+    jobs: dict[str, worqr.Job[int | None]] = {}
+    for deploy in 1, None, 2:
+        mesh, function = deployed(deploy)
+        async with mesh.join():
+            for step in True, False:
+                jobs[f"{deploy} {step}"] = job = await function.dispatch(step)
+                await suspended(job)
+    mesh, function = deployed(3)
+    async with mesh.join():
+        for name, job in jobs.items():
+            await function.job(job.id).send("go")
+            assert str(await function.job(job.id).result(PATIENCE)) == name.split()[0]
+    with worqr_testing.context(began_with=7):
+        assert worqr.current().began_with == 7
+
+
 async def test_a_state_that_cannot_be_stored_is_refused(new_mesh: NewMesh) -> None:
     with pytest.raises(worqr.UsageError, match="inside a handler"):
         worqr.state(1)

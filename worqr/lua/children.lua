@@ -276,7 +276,7 @@ local function note_children()
   if next(new) then
     new.saved_size = digits(size)
     write_hash(active, new)
-    note_entry(active, false)
+    note_entry(queue, worker, active, false)
   end
   return reply
 end

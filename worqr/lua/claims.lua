@@ -664,7 +664,7 @@ end
 local MOST_SAVED = 262144
 local MOST_KEPT = 1048576
 local STEP_BYTES = 1024 -- that a step counts at least, so that no record has more than 1,024 steps
-local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open last_failed value '
+local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open last_failed value began_with '
 local PREFIXES_OF_LIFE = ' step try wait event events refused child end '
 local LARGE_PREFIXES = ' step try event refused child end '
 
@@ -716,9 +716,13 @@ local function copy_saved(fields, kept)
 end
 
 -- Notes in the record `key` that a run has stored an entry. If it has `asked` for all that it found there, this is progress: the job's
--- counters begin anew, and the runs that they counted are added to `earlier`.
-local function note_entry(key, asked)
+-- counters begin anew, and the runs that they counted are added to `earlier`. With the first entry of a life, the deploy of its `worker`.
+local function note_entry(base, worker, key, asked)
   local runs, kept = 0, redis.call('HMGET', key, 'failures', 'stalls', 'timeouts', 'earlier', 'entries')
+  local deploy = not kept[5] and own(redis.pcall('HGET', base .. ':policy:' .. worker, 'deploy'))
+  if deploy then
+    redis.call('HSET', key, 'began_with', deploy)
+  end
   redis.call('HSET', key, 'entries', digits(whole_number(kept[5], 0) + 1))
   if asked then
     for i = 1, 4 do
@@ -1169,14 +1173,14 @@ local function save_state()
   if step == '' then
     redis.call('HSET', active, 'saved_number', digits(number))
     if progress then
-      note_entry(active, true)
+      note_entry(queue, worker, active, true)
     end
   elseif not is_try and not replaces then
     if before > 0 then
       redis.call('HDEL', active, 'try:' .. step)
     end
     if is_workflow or progress then
-      note_entry(active, progress)
+      note_entry(queue, worker, active, progress)
     end
     if is_workflow and string.sub(value, 1, 7) == 'failed ' then -- a put-back drops it if nothing is stored after it
       redis.call('HSET', active, 'last_failed', redis.call('HGET', active, 'entries') .. ' ' .. step)

@@ -688,6 +688,7 @@ class ConsumerServices:
     reconciler: Reconciler
     values: StoredValues | None = None
     redacts: bool = False
+    deploy: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -968,6 +969,11 @@ class QueueConsumer:
     def base(self) -> str:
         """The base of the keys of the queue, or of this shard of it."""
         return self.keys.base
+
+    @property
+    def deploy(self) -> int:
+        """The number of the version of the application; 0: it has none."""
+        return self._services.deploy
 
     def note_children(self, run: Run[Any], children: Sequence[Child]) -> Future[NotedChildren]:
         """Note that the run of a workflow starts jobs. From any thread."""

@@ -185,6 +185,16 @@ class Context:
         return self.attempt + (0 if record is None else whole(record.get(b"earlier"), 0))
 
     @property
+    def began_with(self) -> int | None:
+        """The ``Mesh(deploy=...)`` of the run that stored the first step or wait of this job; None if that mesh has none. Before
+        anything is stored, that of this mesh. A put-back keeps it, and another payload begins anew.
+        """
+        record = self._run.record or {}
+        if b"began_with" in record or b"entries" in record:
+            return whole(record.get(b"began_with"), 0) or None
+        return self._run.host.deploy or None
+
+    @property
     def suspending(self) -> bool:
         """True in a workflow that is being suspended: in ``finally`` blocks, which run at each suspension."""
         return self._run.suspension is not None

@@ -578,6 +578,11 @@ class RunHost(Protocol):
         """The mesh has a codec: the names of steps and jobs of workflows have digests of arguments."""
         ...
 
+    @property
+    def deploy(self) -> int:
+        """The number of the version of the application; 0: it has none."""
+        ...
+
 
 class Offloaded(Protocol):
     """The part that the peer uses of a run whose handler runs in a thread, on an asyncio loop or in a process."""

@@ -41,6 +41,7 @@ class _NoConsumer:
         self.policy = Policy()
         self.values: StoredValues | None = None
         self.hides_arguments = False
+        self.deploy = 0
         self.state = state
         self.reported: list[tuple[float | None, str]] = []
         self.values_shown: list[Any] = []
@@ -235,10 +236,13 @@ class DirectListContext(ListContext, DirectContext):
     """What ``worqr.current()`` returns inside `context` for a handler that takes a list."""
 
 
-def _kept(meta: Mapping[str, str] | None, saved: bytes | None, steps: Mapping[str, object]) -> list[bytes]:
+def _kept(
+    meta: Mapping[str, str] | None, saved: bytes | None, steps: Mapping[str, object], began_with: int | None
+) -> list[bytes]:
     """Return the meta and what earlier runs saved, as the record has them: names and values in turn."""
     found = [b"meta", str(encode_options({"meta": meta})["meta"]).encode()] if meta else []
     found += [] if saved is None else [b"saved", check_saved(saved), b"saved_number", b"1"]
+    found += [] if began_with is None else [b"began_with", b"%d" % check_count(began_with, "began_with")]
     for name, result in steps.items():
         found += [b"step:" + check_step(name).encode(), encode_step(name, result)]
     return found
@@ -255,6 +259,7 @@ def context(
     state: Any = None,
     saved: bytes | None = None,
     steps: Mapping[str, object] | None = None,
+    began_with: int | None = None,
     events: Mapping[str, Sequence[object]] | None = None,
     ends: Mapping[str, Sequence[object]] | None = None,
     calls: int | None = None,
@@ -277,6 +282,7 @@ def context(
         state: The value that the mesh's lifespan would yield.
         saved: What an earlier run saved.
         steps: The results of the steps that earlier runs took, by name. The functions of these steps are not called.
+        began_with: The `deploy` of the mesh that ran the job first.
         events: For a workflow: the values that it waits for, by the name of the event, each a list in order. None in a list, and
             a list that has ended: the wait is over without a value, if it has a timeout. With `events` or `ends`, sleeps end at
             once.
@@ -298,7 +304,13 @@ def context(
     """
     check_count(failures, "failures", least=0)
     fence, host = time.time_ns() // 1000, _NoConsumer(state, queue)
-    shared = [b"task", check_task(task, _MOST), b"failures", b"%d" % failures, *_kept(meta, saved, steps or {})]
+    shared = [
+        b"task",
+        check_task(task, _MOST),
+        b"failures",
+        b"%d" % failures,
+        *_kept(meta, saved, steps or {}, began_with),
+    ]
 
     def entry(id: str) -> list[bytes]:
         return [b"id", check_id(id, generated=True).encode(), *shared]

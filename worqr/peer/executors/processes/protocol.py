@@ -168,8 +168,8 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
 class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """One run: the claim's entry from the start's reply, and the options of its handler. `base`: of the keys of its queue.
     `id_suffix`: the suffix of the ids that are generated there. `left`: seconds to its deadline. `carrier`: the context of its
-    trace. `calls`: claims and entries of the calls of a list handler; None: it is no list handler. `hides_arguments`: as in
-    `RunHost`.
+    trace. `calls`: claims and entries of the calls of a list handler; None: it is no list handler. `hides_arguments`,
+    `deploy`: as in `RunHost`.
     """
 
     function: Name
@@ -183,6 +183,7 @@ class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     carrier: dict[str, str]
     calls: list[tuple[int, bytes | list[bytes]]] | None
     hides_arguments: bool = False
+    deploy: int = 0
 
 
 class Progressed(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -245,6 +245,7 @@ class ProcessHost:
         self.id_suffix: str = request.id_suffix
         self.policy: Policy = request.policy
         self.hides_arguments: bool = request.hides_arguments
+        self.deploy: int = request.deploy
         self.values: StoredValues | None = None
         self.state = state
         self._pipe = pipe
