@@ -237,13 +237,13 @@ class DirectListContext(ListContext, DirectContext):
 
 
 def _kept(
-    meta: Mapping[str, str] | None, saved: bytes | None, steps: Mapping[str, object], began_with: int | None
+    meta: Mapping[str, str] | None, saved: bytes | None, steps: Mapping[str, object] | None, began_with: int | None
 ) -> list[bytes]:
     """Return the meta and what earlier runs saved, as the record has them: names and values in turn."""
     found = [b"meta", str(encode_options({"meta": meta})["meta"]).encode()] if meta else []
     found += [] if saved is None else [b"saved", check_saved(saved), b"saved_number", b"1"]
     found += [] if began_with is None else [b"began_with", b"%d" % check_count(began_with, "began_with")]
-    for name, result in steps.items():
+    for name, result in (steps or {}).items():
         found += [b"step:" + check_step(name).encode(), encode_step(name, result)]
     return found
 
@@ -304,13 +304,7 @@ def context(
     """
     check_count(failures, "failures", least=0)
     fence, host = time.time_ns() // 1000, _NoConsumer(state, queue)
-    shared = [
-        b"task",
-        check_task(task, _MOST),
-        b"failures",
-        b"%d" % failures,
-        *_kept(meta, saved, steps or {}, began_with),
-    ]
+    shared = [b"task", check_task(task, _MOST), b"failures", b"%d" % failures, *_kept(meta, saved, steps, began_with)]
 
     def entry(id: str) -> list[bytes]:
         return [b"id", check_id(id, generated=True).encode(), *shared]
