@@ -338,9 +338,11 @@ class Entry:
     tries: int = 0
     """The number of tries of a step that have failed. It is forgotten when the step is done."""
     began: datetime | None = None
-    """The time at which a wait began, by the server's clock; None for everything else, whose time is not stored."""
+    """The time at which a step, a wait or a child began, by the server's clock; None if it is not known."""
     ended: datetime | None = None
-    """The time at which a wait was found to have ended."""
+    """The time at which it ended, by the server's clock: the result of a step or the end of a child was stored, or a wait was
+    found to have ended. A later run changes no time.
+    """
     until: datetime | None = None
     """The time at which a wait ends at the latest; None if it has no limit."""
     size: int | None = None
@@ -353,6 +355,11 @@ class Entry:
     """The name of the queue of a child."""
     job: str = ""
     """The id of a child."""
+
+    @property
+    def seconds(self) -> float | None:
+        """How many seconds it took; None if it is not known."""
+        return None if self.began is None or self.ended is None else (self.ended - self.began).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)

@@ -957,6 +957,38 @@ async def test_a_job_is_not_started_behind_its_workflow_in_a_strict_lane(new_mes
         assert await (await visit.dispatch("a", 0)).result(5) == "a"  # the lane is free again
 
 
+async def test_the_time_line_has_when_steps_and_jobs_began_and_ended_and_a_replay_changes_nothing(
+    new_mesh: NewMesh,
+) -> None:
+    mesh = new_mesh()
+
+    @mesh.task(name="pack")
+    async def pack() -> None: ...
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        await worqr.step("charge", trio.sleep, 0.05)
+        await pack.run()
+        for _ in range(2):
+            await worqr.wait_for("go", type(None))
+
+    async def done(job: worqr.Job[None], key: str) -> list[Any]:
+        await waiting_for(fulfil, job, key)
+        line = (await fulfil.queue.read(job.id)).time_line
+        return [(each.key, each.began, each.ended) for each in line if each.kind in ("step", "child")]
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        before = await done(job, "wait for go")
+        assert [key for key, began, ended in before if ended >= began] == ["charge", "pack {}"]
+        [step] = [each for each in (await fulfil.queue.read(job.id)).time_line if each.kind == "step"]
+        assert 0.05 <= (step.seconds or 0) < PATIENCE
+        await job.send("go")
+        assert await done(job, "wait for go #2") == before
+        await job.send("go")
+        await job.result(PATIENCE)
+
+
 async def test_the_time_line_names_the_jobs_that_were_started(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

@@ -1140,7 +1140,7 @@ local LONGEST_ERROR = 24576 -- with a traceback of 16 KiB
 local function outline(key, name, room)
   local size = redis.call('HSTRLEN', key, name)
   local value = name ~= 'saved' and size <= room and redis.call('HGET', key, name) or ''
-  if string.find(name, '^child:') then
+  if string.find(name, '^child:') or string.find(name, '^at:') then
     return value, #value
   end
   local is_end, word = string.find(name, '^end:') ~= nil, string.match(value, '^%l+ ?') or ''

@@ -223,7 +223,15 @@ def note_progress(
 
 
 def save_state(
-    keys: QueueKeys, worker: str, claim: int, number: int, step: str, value: bytes, *, progress: bool = False
+    keys: QueueKeys,
+    worker: str,
+    claim: int,
+    number: int,
+    step: str,
+    value: bytes,
+    *,
+    progress: bool = False,
+    took: int | None = None,
 ) -> Command[str]:
     """Store the bytes that a run saves, or the result of a step, for later runs of its job: ok, full or lost.
 
@@ -236,8 +244,9 @@ def save_state(
         value: the bytes, the encoded result, or how the try failed.
         progress: the run has asked for all entries that it found in its record. If the step is new, the counters of the job
             begin anew.
+        took: ms that the step took.
     """
-    args = (worker, claim, number, step, value, int(progress))
+    args = (worker, claim, number, step, value, int(progress), "" if took is None else took)
     return new_call("save_state", keys.base, args, expect("ok", "full", "lost"), size=len(value))
 
 

@@ -510,6 +510,8 @@ class Save(NamedTuple):
     """The run has asked for all that earlier runs have stored, so a new result is progress."""
     refused: bool = False
     """Nothing is saved: `step` is the key of a wait, whose value does not count."""
+    took: int | None = None
+    """The ms that the step took."""
 
 
 class Suspension(NamedTuple):

@@ -113,7 +113,7 @@ class RunReports:
         if save.refused:
             call = ops.refuse_event(*claim, save.step)
         else:
-            call = ops.save_state(*claim, save.number, save.step, save.value, progress=save.progress)
+            call = ops.save_state(*claim, save.number, save.step, save.value, progress=save.progress, took=save.took)
         self._link.post(call, replied, owner=run.registration)
 
     def note_children(self, run: Run[Any], children: Sequence[Child]) -> Future[NotedChildren]:

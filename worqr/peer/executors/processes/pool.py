@@ -745,7 +745,7 @@ async def _on_report(run: Run[RunHost], ended: list[CallEnded], what: Report) ->
 
 
 async def _save(run: Run[Any], what: Saving) -> SaveReply:
-    save = Save(what.number, what.step, what.value, what.progress, what.refused)
+    save = Save(what.number, what.step, what.value, what.progress, what.refused, what.took)
     await wait_done(done := run.save(save))
     if (error := done.exception()) is None:
         run.saved_state().note_saved(save)  # for the next run, if this one is suspended and keeps its claim

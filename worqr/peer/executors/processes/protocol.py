@@ -210,6 +210,7 @@ class Saving(msgspec.Struct, tag=True, array_like=True, frozen=True):
     value: bytes
     progress: bool
     refused: bool
+    took: int | None = None
 
 
 class Starting(msgspec.Struct, tag=True, array_like=True, frozen=True):
