@@ -33,10 +33,12 @@ def note(desk: Desk, held: int, *keys: str, base: str = "", worker: str = "A") -
     return desk.call(ops.note_children(desk.q, worker, held, children))
 
 
-def start(far: Desk, parent: Desk, key: str = PACK, *, after: int = 0, life: str = "", **options: Any) -> str:
+def start(
+    far: Desk, parent: Desk, key: str = PACK, *, after: int = 0, life: str = "", above: str = "[[]]", **options: Any
+) -> str:
     """Dispatch a child of the job x; return the outcome."""
     life = life or parent_record(parent)["life"]
-    option = {"base": parent.q.base, "id": "x", "life": life, "key": key, "after": str(after)}
+    option = {"base": parent.q.base, "id": "x", "life": life, "key": key, "after": str(after), "above": above}
     return far.dispatch(f"x/{key}", parent=option, **options).outcome
 
 
@@ -503,3 +505,15 @@ def test_of_a_step_of_a_workflow_it_is_stored_when_and_for_how_long_once(desk: D
     assert re.fullmatch(r"2 \d{13} ", kept["at:step:ship"])
     with desk.nothing_changes():  # a replay, or a resend
         desk.call(ops.save_state(desk.q, "A", held, 0, "charge", b"json 1", took=9))
+
+
+def test_a_child_knows_what_is_above_it_also_after_a_put_back(desk: Desk, far: Desk) -> None:
+    note(desk, workflow(desk), PACK)
+    with pytest.raises(Exception, match="parent"):
+        start(far, desk, above="x" * 16_385)
+    start(far, desk, above='[["q","lane"]]')
+    far.enter("B")
+    child = ran(far)
+    far.fail("B", child)
+    far.call(ops.retry_aside(far.q, "failed", [child]))
+    assert far.state()[f":job:x/{PACK}"]["above"] == '[["q","lane"]]'

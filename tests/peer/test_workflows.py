@@ -947,7 +947,7 @@ async def test_a_job_is_not_started_behind_its_workflow_in_a_strict_lane(new_mes
         if depth == 0:
             return site
         with pytest.raises(
-            worqr.UsageError, match="for ever behind the workflow that starts it, in the strict lane 'a'"
+            worqr.UsageError, match="for ever behind a workflow that waits for it, in the strict lane 'a'"
         ):
             visit.run(site, depth - 1)
         return await visit.run("b", depth - 1)
@@ -955,6 +955,39 @@ async def test_a_job_is_not_started_behind_its_workflow_in_a_strict_lane(new_mes
     async with mesh.join():
         assert await (await visit.dispatch("a", 1)).result(PATIENCE) == "b"
         assert await (await visit.dispatch("a", 0)).result(5) == "a"  # the lane is free again
+
+
+async def test_a_job_is_not_started_behind_any_workflow_above_it(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="visit", lanes=worqr.Lanes("site", strict=True), result_ttl=60)
+    async def visit(site: str, back: bool) -> str:
+        return site if back else await between.run()
+
+    @mesh.workflow(name="between", retry=worqr.RetryPolicy(max_failures=1))
+    async def between() -> str:
+        with pytest.raises(worqr.UsageError, match="in the strict lane 'a'"):
+            visit.run("a", True)
+        return await visit.run("b", True)
+
+    async with mesh.join():
+        assert await (await visit.dispatch("a", False)).result(PATIENCE) == "b"
+
+
+async def test_at_most_sixteen_levels_of_jobs_are_below_a_workflow(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="down", result_ttl=60, retry=worqr.RetryPolicy(max_failures=1))
+    async def down(level: int) -> int:
+        try:
+            job = down.run(level + 1)
+        except worqr.UsageError as error:
+            assert "is at level 17" in str(error)
+            return level
+        return await job
+
+    async with mesh.join():
+        assert await (await down.dispatch(0)).result(PATIENCE) == 16
 
 
 async def test_the_time_line_has_when_steps_and_jobs_began_and_ended_and_a_replay_changes_nothing(

@@ -2,12 +2,14 @@
 -- The record of a child has the field `parent`: the base of the parent's queue, its id, its life, and the key of the child there, a
 -- line each. The record of the parent has `child:KEY`: after, round, the base of the child's queue, and its id. An end has the number of
 -- the claim by which the child ended, or of its place in the queue. Only an end with a number above `after` counts, and the first one.
+-- Its field `above` says to workers which workflows are above it.
 -- The child's slot remembers the end in `:ended:ID`, as the message that tells it. A message names the queue that it comes from by the
 -- outbox that it was in: the end of a child counts if the parent has noted it in that queue.
 
 local CHILD_EXPIRE = 3600000 -- ms for which an end is remembered
 local MOST_CHILDREN = 1000 -- that one request notes
 local END_BYTES = 65536 -- of a result; of a larger one, only the size is stored
+local ABOVE_BYTES = 16384
 local NEXT_LOOK = 2700000 -- ms; a lost message of an end is found within the time for which the end is remembered
 
 -- Returns the field `parent` of a record as a table; nil if it is none.
@@ -148,6 +150,7 @@ end
 local function is_parent(value)
   return type(value) == 'table' and is_line(value.base) and string.find(value.base, '{', 1, true) and is_line(value.id)
     and is_token(value.life) and is_line(value.key) and is_token(value.after)
+    and (value.above == nil or type(value.above) == 'string' and #value.above <= ABOVE_BYTES)
 end
 
 -- Returns the field `parent` of the record of a child, from the option of its dispatch.

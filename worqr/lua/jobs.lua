@@ -603,7 +603,7 @@ local function create_job(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane,
-    parent = o.parent and parent_field(o.parent) or nil, life = o.workflow and number or nil,
+    parent = o.parent and parent_field(o.parent) or nil, above = o.parent and o.parent.above or nil, life = o.workflow and number or nil,
     lives_until = o.lifetime and life_end(o, asked, now) or nil, latest = o.at_most and digits(now + o.at_most), keep = o.keep and '1' or nil,
     batch = o.batch and enter_batch(o.batch, id) or nil, done = o.done, tags = o.tags}
   if o.fields then
@@ -642,7 +642,7 @@ end
 --   exists (update, skip, raise, cancel), at_most (ms), data, counts, policy (names of fields to replace), fields, meta, front,
 --   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, waiter (of queue.lua), batch (token, home,
 --   id, number, sealed, keep, on_failed), workflow (its runs may be suspended), lifetime (ms as text, of a workflow),
---   parent (base, id, life, key, after; of a child), follow (token, and the bases of the queues that hold `then` and `otherwise`), row
+--   parent (base, id, life, key, after, above; of a child), follow (token, and the bases of the queues that hold `then` and `otherwise`), row
 --   (of an outbox, see upsert_row), keep (the record stays with the result), done and tags (of finished.lua),
 --   by_hand (a schedule is run by hand: its end is noted as that of a firing)
 local function upsert(base, o, task, number, now, seen)
