@@ -213,8 +213,8 @@ def note_progress(
 ) -> Command[int]:
     """Store what runs report; return how many of their claims still run."""
     args: list[Argument] = [worker]
-    for claim, progress, message, value in (Progress(*each) for each in reports):
-        args += (claim, "" if progress is None else repr(progress), message, value)
+    for claim, progress, message, *value in reports:
+        args += (claim, "" if progress is None else repr(progress), message, *(value or [b""]))
 
     def read(reply: Reply) -> int:
         return int(reply[1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -76,9 +76,11 @@ class Children:
 
     def _above(self) -> list[list[str]]:
         """Return the queue and the lane of each workflow above a job of this run, this run last; empty without a lane."""
-        run, lane = self._flow.run, self._flow.run.record.get(b"lane", b"") if self._flow.run.record else b""
+        run = self._flow.run
+        record: Mapping[bytes, bytes] = run.record or {}
+        lane = record.get(b"lane", b"")
         try:
-            above = msgspec.json.decode((run.record or {}).get(b"above", b"[]"), type=list[list[str]])
+            above = msgspec.json.decode(record.get(b"above", b"[]"), type=list[list[str]])
         except msgspec.MsgspecError:  # another program has written it
             above = []
         return [*above, [run.queue, lane.decode("utf-8", "replace")] if lane else []]

@@ -189,7 +189,7 @@ class Context:
         """The ``Mesh(deploy=...)`` of the run that stored the first step or wait of this job; None if that mesh has none. Before
         anything is stored, that of this mesh. A put-back keeps it, and another payload begins anew.
         """
-        record = self._run.record or {}
+        record: Mapping[bytes, bytes] = self._run.record or {}
         if b"began_with" in record or b"entries" in record:
             return whole(record.get(b"began_with"), 0) or None
         return self._run.host.deploy or None

@@ -549,7 +549,7 @@ class RunHost(Protocol):
         """Return the policy of a job with these fields."""
         ...
 
-    def report_progress(self, run: Run[Any], done: float | None, message: str, value: bytes = b"", /) -> None:
+    def report_progress(self, run: Run[Any], done: float | None, message: str, value: bytes, /) -> None:
         """Send the progress of a run, and its value; empty: it stays. From any thread."""
         ...
 
