@@ -405,8 +405,8 @@ async def test_others_read_what_a_run_shows_also_while_it_is_suspended(new_mesh:
 
     def show() -> None:
         worqr.state({"step": 1})
-        worqr.current().progress(0.5, "half")
         worqr.state(Approval("nobody yet"))
+        worqr.current().progress(0.5, "half")
 
     async def on_a_loop() -> None:
         show()
