@@ -56,7 +56,7 @@ def job_record(
     return JobRecord(
         id=id,
         queue=keys.display_name,
-        status=_status(found, values and values.readable),
+        status=_status(found, None if values is None else values.readable),
         task=payload if payload is not None else fields.get("task", b""),
         size=latest.size if latest else len(payload or fields["task"]) if _kept(found) and "task" in fields else None,
         plain="twin" in fields,
@@ -523,7 +523,7 @@ class Job(Generic[R]):
         """
         found = await self._client.ask(ops.job_status(await self._shard(), self.id, self._number))
         values = self._client.values
-        status = status_of(found, values and values.readable)
+        status = status_of(found, None if values is None else values.readable)
         return (
             status if kind is None or status.value is None else replace(status, value=self._typed(status.value, kind))
         )
