@@ -151,13 +151,14 @@ def rest_lines(source: Source, slot: Slot) -> list[str]:
     loop = [rf" *for i = {first}, #ARGV do", bound]
     pairs = [rf" *for i = {first}, #ARGV, 2 do", rf" *local (?:{slot.name}|{one}), \w+ = {in_turn(2)}"]
     triples = [rf" *for i = {first}, #ARGV, 3 do", rf" *local (?:{slot.name}|{one}), \w+, \w+ = {in_turn(3)}"]
+    fours = [rf" *for i = {first}, #ARGV, 4 do", rf" *local (?:{slot.name}|{one}), \w+, \w+, \w+ = {in_turn(4)}"]
     chunks = [rf"for from = {first}, #ARGV, 1000 do", r" *for i = from, math.min\(from \+ 999, #ARGV\) do", bound]
     offset = [rf"local {slot.name}_from, {slot.name} = {first}, #ARGV - {first - 1}"]
     offset.append(rf".*ARGV\[{slot.name}_from \+ position\].*")
     lines = source.body.splitlines()
     some = [rf"for i = {first}, {first - 1} \+ 3 \* results, 3 do", rf" *local {slot.name}, \w+, \w+ = {in_turn(3)}"]
     chunks_after = [rf"for from = {first} \+ 3 \* results, #ARGV, 1000 do", *chunks[1:]]
-    for patterns in (loop, pairs, triples, chunks, offset, some + chunks_after):
+    for patterns in (loop, pairs, triples, fours, chunks, offset, some + chunks_after):
         found = [[line for line in lines if re.fullmatch(pattern, line)] for pattern in patterns]
         if all(len(each) == 1 for each in found):
             return [line for each in found for line in each]

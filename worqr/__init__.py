@@ -99,6 +99,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.mesh_records import WorkerInfo as WorkerInfo
     from worqr.peer.context import Context as Context
     from worqr.peer.context import current as current
+    from worqr.peer.context import state as state
     from worqr.peer.durable import sleep as sleep
     from worqr.peer.durable import sleep_now as sleep_now
     from worqr.peer.durable import sleep_until as sleep_until
@@ -167,7 +168,7 @@ _HOMES = {
     "worqr.limits": "Lanes Limit",
     "worqr.mesh": "Mesh",
     "worqr.mesh_records": "AppInfo Health LaneInfo LogEntry MeshInfo QueueInfo WorkerInfo",
-    "worqr.peer.context": "Context current",
+    "worqr.peer.context": "Context current state",
     "worqr.peer.durable": ("sleep sleep_now sleep_until sleep_until_now wait_for wait_for_now"),
     "worqr.peer.lifespans": "Middleware",
     "worqr.peer.manual_consumer": "Claim Claims",

@@ -198,7 +198,7 @@ QUEUE: Final = {
 CONTEXT: Final = {
     "retry": "write raise worqr.Retry(delay=5)",
     "request": "worqr.current() is it: .id, .attempt, .meta",
-    "update_state": "use .progress(0.5, 'half')",
+    "update_state": "use .progress(0.5, 'half'), or worqr.state(value)",
     "set_progress": "use .progress(0.5, 'half')",
     "retries": "use .attempt, which is 1 in the first run",
     "job_try": "use .attempt, which is 1 in the first run",

@@ -212,6 +212,11 @@ class Status:
     for a ``suspended`` job the names of its waits and the first deadline: ``approved until 2031-05-01 12:00:00 UTC``. Empty if
     its last try ended in another way, or while it runs.
     """
+    value: Any = None
+    """What a run of the job has set last with ``worqr.state(value)``, as JSON has it, or in the type that was passed to
+    ``job.status()``. None: no run has set it, or it went with the end of the job. Only ``job.status()``, ``job.watch()`` and
+    ``queue.read()`` read it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,9 +338,11 @@ class Entry:
     tries: int = 0
     """The number of tries of a step that have failed. It is forgotten when the step is done."""
     began: datetime | None = None
-    """The time at which a wait began, by the server's clock; None for everything else, whose time is not stored."""
+    """The time at which a step, a wait or a child began, by the server's clock; None if it is not known."""
     ended: datetime | None = None
-    """The time at which a wait was found to have ended."""
+    """The time at which it ended, by the server's clock: the result of a step or the end of a child was stored, or a wait was
+    found to have ended. A later run changes no time.
+    """
     until: datetime | None = None
     """The time at which a wait ends at the latest; None if it has no limit."""
     size: int | None = None
@@ -348,6 +355,11 @@ class Entry:
     """The name of the queue of a child."""
     job: str = ""
     """The id of a child."""
+
+    @property
+    def seconds(self) -> float | None:
+        """How many seconds it took; None if it is not known."""
+        return None if self.began is None or self.ended is None else (self.ended - self.began).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,29 @@ async def test_a_run_and_the_dispatch_behind_it_are_shown(beside: Beside, mesh: 
         await eventually(queue.running, [])
 
 
+async def test_what_a_run_shows_of_itself_is_shown(beside: Beside, mesh: worqr.Mesh) -> None:
+    held = Held()
+
+    async def handler(task: bytes) -> None:
+        worqr.state({"page": 7} if task == b"a" else b"7")
+        await held(task)
+
+    async with mesh.connect(), serving(mesh, "mails", handler):
+        queue = mesh.queue("mails")
+        for name, task, text, value in ("x", b"a", '{"page":7}', {"page": 7}), ("y", b"b", "7", "7"):
+            job = await queue.dispatch(task, id=name)
+            await eventually(lambda job=job: shown(job), True)  # type: ignore[misc]
+            assert text in (await beside("status", name)).out
+            (found,) = (await beside("status", name, "--json")).json
+            assert found["value"] == value
+        await queue.cancel_all()
+        await eventually(queue.running, [])
+
+
+async def shown(job: worqr.Job[Any]) -> bool:
+    return (await job.status()).value is not None
+
+
 async def test_a_job_that_waits_says_for_what_and_has_no_error(beside: Beside, mesh: worqr.Mesh) -> None:
     async def handler(task: bytes) -> None:
         if task == b"fail":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
@@ -52,6 +52,30 @@ def test_steps_are_done_failed_or_tried_in_the_order_of_their_numbers() -> None:
         ("shop.Jam", "paper"),
         ("shop.Gone", "no stock"),
     ]
+
+
+def test_steps_and_children_have_their_times_if_they_are_stored() -> None:
+    found = line(
+        **fields(
+            ("step:b", b"5 none "),
+            ("at:step:b", b"1 %d 1500" % AT),
+            ("step:a", b"5 none "),
+            ("at:step:a", b"2 %d " % (AT + 9_000)),
+            ("step:old", b"5 none "),
+            ("step:spoilt", b"5 none "),
+            ("at:step:spoilt", b"1 \xff 2"),
+            ("child:c", b"0 0 worqr:{q}\nx"),
+            ("at:child:c", b"3 %d 2000" % AT),
+        )
+    )
+    seconds = {each.key: each.seconds for each in found}
+    assert seconds == {"old": None, "spoilt": None, "a": None, "b": 1.5, "c": 2.0}
+    ends = {each.key: each.ended for each in found}
+    assert (ends["b"], ends["c"], ends["a"]) == (
+        NEW_YEAR,
+        NEW_YEAR + timedelta(seconds=2),
+        NEW_YEAR + timedelta(seconds=9),
+    )
 
 
 def test_waits_are_open_or_have_their_outcome_the_oldest_first() -> None:

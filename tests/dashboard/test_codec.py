@@ -19,6 +19,7 @@ pytestmark = pytest.mark.leaves("*")
 
 
 async def handler(task: bytes) -> str:
+    worqr.state("a state")
     if task == b"a payload that fails":
         raise worqr.Failure("no")
     return "a result"
@@ -41,6 +42,7 @@ async def test_payloads_and_results_are_decoded_for_viewers_who_may_read_them(se
             assert "a payload" in (page := (await site.get(path, **query)).text)
             assert "encoded (" not in page
         assert "a result" in (await site.get("/job", queue="q", id="good")).text
+        assert "a state" in (await site.get("/job", queue="q", id="bad")).text
         assert (await site.get("/payload", queue="q", id="good")).content == b"a payload"
         site.viewer = operator("bob")
         for each in (site, stranger):
@@ -48,6 +50,7 @@ async def test_payloads_and_results_are_decoded_for_viewers_who_may_read_them(se
                 page = (await each.get(path, **query)).text
                 assert "a payload" not in page
                 assert "encoded (Fernet, key " in page
+        assert "State of the run" not in (await site.get("/job", queue="q", id="bad")).text
         assert "encoded (Fernet" in (await site.get("/api/v1/tasks", queue="q", state="scheduled")).text
 
 

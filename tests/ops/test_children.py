@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -32,10 +33,12 @@ def note(desk: Desk, held: int, *keys: str, base: str = "", worker: str = "A") -
     return desk.call(ops.note_children(desk.q, worker, held, children))
 
 
-def start(far: Desk, parent: Desk, key: str = PACK, *, after: int = 0, life: str = "", **options: Any) -> str:
+def start(
+    far: Desk, parent: Desk, key: str = PACK, *, after: int = 0, life: str = "", above: str = "[[]]", **options: Any
+) -> str:
     """Dispatch a child of the job x; return the outcome."""
     life = life or parent_record(parent)["life"]
-    option = {"base": parent.q.base, "id": "x", "life": life, "key": key, "after": str(after)}
+    option = {"base": parent.q.base, "id": "x", "life": life, "key": key, "after": str(after), "above": above}
     return far.dispatch(f"x/{key}", parent=option, **options).outcome
 
 
@@ -64,7 +67,11 @@ def test_children_are_noted_before_they_are_dispatched(desk: Desk) -> None:
     children = [Child("a", "p:{Q2}", "x/a"), Child("b", "p:{Q2}", "x/b")]
     call = ops.note_children(desk.q, "A", held, children)
     assert desk.send(call) == [b"ok", [b"0", None], [b"0", None]]
+    times = {name: value for name, value in desk.state()[":active:x"].items() if name.startswith("at:")}
+    assert sorted(times) == ["at:child:a", "at:child:b"]
+    assert all(re.fullmatch(r"1 \d{13} ", value) for value in times.values())
     before[":active:x"] |= {
+        **times,
         "child:a": "0 0 p:{Q2}\nx/a",
         "child:b": "0 0 p:{Q2}\nx/b",
         "saved_size": str(2 * KIB),
@@ -487,3 +494,26 @@ async def test_a_message_that_cannot_be_read_is_dropped(
     await relay(desk)
     assert "cannot be read, and is dropped" in caplog.text
     assert BatchKeys(desk.q).outbox not in [key.decode() for key in desk.all_keys()]
+
+
+def test_of_a_step_of_a_workflow_it_is_stored_when_and_for_how_long_once(desk: Desk) -> None:
+    held = workflow(desk)
+    desk.call(ops.save_state(desk.q, "A", held, 0, "charge", b"json 1", took=1500))
+    desk.call(ops.save_state(desk.q, "A", held, 0, "ship", b"none "))
+    kept = desk.state()[":active:x"]
+    assert re.fullmatch(r"1 \d{13} 1500", kept["at:step:charge"])
+    assert re.fullmatch(r"2 \d{13} ", kept["at:step:ship"])
+    with desk.nothing_changes():  # a replay, or a resend
+        desk.call(ops.save_state(desk.q, "A", held, 0, "charge", b"json 1", took=9))
+
+
+def test_a_child_knows_what_is_above_it_also_after_a_put_back(desk: Desk, far: Desk) -> None:
+    note(desk, workflow(desk), PACK)
+    with pytest.raises(Exception, match="parent"):
+        start(far, desk, above="x" * 16_385)
+    start(far, desk, above='[["q","lane"]]')
+    far.enter("B")
+    child = ran(far)
+    far.fail("B", child)
+    far.call(ops.retry_aside(far.q, "failed", [child]))
+    assert far.state()[f":job:x/{PACK}"]["above"] == '[["q","lane"]]'

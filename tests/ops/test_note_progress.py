@@ -6,8 +6,8 @@ from tests.ops.driver import Desk, digest, fields_of, record, reference, remembe
 from worqr import ops
 
 
-def note(desk: Desk, worker: str, *said: tuple[int, float | None, str]) -> int:
-    return desk.call(ops.note_progress(desk.q, worker, said))
+def note(desk: Desk, worker: str, *said: tuple[int, float | None, str] | tuple[int, float | None, str, bytes]) -> int:
+    return desk.call(ops.note_progress(desk.q, worker, [ops.Progress(*each) for each in said]))
 
 
 def test_a_job_says_how_far_it_is(desk: Desk) -> None:
@@ -118,3 +118,33 @@ def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
     assert note(desk, "A", (1, 0.5, "")) == 0
     assert desk.state() == {}
+
+
+def test_a_value_stays_until_there_is_another_and_goes_with_the_job(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    name = f"@{held}"
+    assert note(desk, "A", (held, 0.5, "half", b"json [1]")) == 1
+    kept = {"value": "json [1]", "saved_size": "0"}
+    with desk.nothing_changes():
+        assert note(desk, "A", (held, 0.5, "half", b"json [1]"), (held, 0.5, "half")) == 2
+    assert desk.state()[f":active:{name}"].items() >= {**kept, "progress": "0.5"}.items()
+    desk.retry("A", held)
+    assert desk.state()[f":job:{name}"] == remembered("a", held, failures=1, **kept)
+    assert desk.call(ops.job_status(desk.q, name, 0)).value == b"json [1]"
+    assert desk.call(ops.read_job(desk.q, name)).job.fields["value"] == b"json [1]"
+    [again] = desk.take("A", 1)
+    desk.fail("A", again)
+    assert desk.call(ops.job_status(desk.q, name, 0)).value == b"json [1]"
+    desk.call(ops.retry_aside(desk.q, "failed", [again]))
+    assert desk.call(ops.job_status(desk.q, name, 0)).value == b"json [1]"
+    [last] = desk.take("A", 1)
+    desk.call(ops.finish_tasks(desk.q, "A", [last]))
+    assert b"json [1]" not in repr(desk.state()).encode()
+
+
+def test_a_value_belongs_to_its_payload(desk: Desk) -> None:
+    held = desk.run("A", "x", b"a")
+    note(desk, "A", (held, None, "", b"none "))
+    desk.retry("A", held)
+    desk.dispatch("x", b"b")
+    assert "value" not in desk.state()[":job:x"]

@@ -95,6 +95,12 @@ def test_how_long_results_are_kept_is_one_read_however_many_workers_there_are(ow
     assert costs[0] == costs[1]
 
 
+def test_the_deploy_of_a_worker_is_that_of_its_last_start(desk: Desk) -> None:
+    for deploy, kept in (7, b"7"), (0, None):
+        desk.call(ops.start_work(desk.q, "A", max_stalls=3, keep_failed=9, last=0, deploy=deploy))
+        assert desk.client.hget(desk.q.policy("A"), "deploy") == kept
+
+
 def test_says_whether_limits_or_only_rules_of_lanes_are_others(desk: Desk) -> None:
     """While an operator's limit holds, other limits of the workers change nothing."""
 

@@ -31,6 +31,7 @@ class Desk:
     state = None
     values = None
     hides_arguments = False
+    deploy = 0
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -42,7 +43,7 @@ class Desk:
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
         return self.policy.with_overrides({name.decode(): value.decode() for name, value in own})
 
-    def report_progress(self, run: Run[Any], done: float | None, message: str) -> None:
+    def report_progress(self, run: Run[Any], done: float | None, message: str, value: bytes = b"") -> None:
         self.said.append((done, message))
         self._tell()
 

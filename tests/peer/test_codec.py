@@ -56,6 +56,7 @@ class Everywhere:
 
         @mesh.task(name="work", result_ttl=60, keep=worqr.Keep(60), retry=ONCE, tags=("t",))
         async def work(value: str) -> str:
+            worqr.state({"at": value})
             await worqr.current().save(value.encode())
             assert await worqr.step("once", lambda: value) == value
             look()
@@ -86,6 +87,7 @@ class Everywhere:
 
         @mesh.workflow(name="flow", result_ttl=60)
         async def flow(value: str) -> list[str | None]:
+            worqr.state(value.encode())
             first = await worqr.first(work.named("first").run(value))
             assert first is not None
             found = [await step(value), await work.run(value), first[1], await worqr.wait_for("go", str)]

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 import worqr
+import worqr.testing as worqr_testing
 from tests.peer.tools import QUICK, eventually, until
 from tests.peer.workflow_jobs import Approval, dying, keeping, registry
 from tests.support.patience import PATIENCE
@@ -94,7 +95,10 @@ async def test_in_a_process(new_mesh: NewMesh, tmp_path: Path) -> None:
     mesh.include(registry)
     fulfil: Any = mesh.functions["in a process"]
     async with mesh.join():
-        assert await approved(await fulfil.dispatch(str(path), 7)) == ("paid 7", ADA, 2)
+        job = await fulfil.dispatch(str(path), 7)
+        await suspended(job)
+        assert (await job.status(Approval)).value == Approval("nobody yet")
+        assert await approved(job) == ("paid 7", ADA, 2)
         swallowing: Any = mesh.functions["swallows in a process"]
         assert "it swallowed the cancellation" in await failure_of(await swallowing.dispatch())
     assert path.read_text() == "7\n"
@@ -393,6 +397,78 @@ async def test_an_event_that_comes_while_the_run_unwinds_is_not_lost(new_mesh: N
         assert await job.result(PATIENCE) == ADA
     assert len(runs) == 2
     assert runs[0] == runs[1]  # the claim was kept
+
+
+@pytest.mark.parametrize("place", ["loop", "asyncio", "thread"])
+async def test_others_read_what_a_run_shows_also_while_it_is_suspended(new_mesh: NewMesh, place: Any) -> None:
+    mesh = new_mesh()
+
+    def show() -> None:
+        worqr.state({"step": 1})
+        worqr.state(Approval("nobody yet"))
+        worqr.current().progress(0.5, "half")
+
+    async def on_a_loop() -> None:
+        show()
+        await worqr.wait_for("approved", Approval)
+
+    def in_a_thread() -> None:
+        show()
+        worqr.wait_for_now("approved", Approval)
+
+    flow: Any = mesh.workflow(name="flow", runs_in=place, result_ttl=60)(
+        in_a_thread if place == "thread" else on_a_loop
+    )
+    async with mesh.join():
+        job = await flow.dispatch()
+        await suspended(job)
+        status = await job.status(Approval)
+        assert status.value == Approval("nobody yet")
+        assert (await mesh.queue("flow").read(job.id)).status.value == {"by": "nobody yet"}
+        with pytest.raises(worqr.UsageError, match="is not of the type"):
+            await job.status(int)
+        await approved(job)
+        assert (await job.status()).value is None
+
+
+async def test_a_run_knows_with_which_deploy_its_job_began(new_mesh: NewMesh) -> None:
+    async def flow(step: bool) -> int | None:
+        before = worqr.current().began_with
+        if step:
+            await worqr.step("once", lambda: None)
+        assert worqr.current().began_with == before
+        await worqr.wait_for("go", type(None))
+        return before
+
+    def deployed(deploy: int | None) -> tuple[worqr.Mesh, Any]:
+        mesh = new_mesh(app="shop", deploy=deploy)
+        return mesh, mesh.workflow(name="flow", result_ttl=60)(flow)
+
+    jobs: dict[str, worqr.Job[int | None]] = {}
+    for deploy in 1, None, 2:
+        mesh, function = deployed(deploy)
+        async with mesh.join():
+            for step in True, False:
+                jobs[f"{deploy} {step}"] = job = await function.dispatch(step)
+                await suspended(job)
+    mesh, function = deployed(3)
+    async with mesh.join():
+        for name, job in jobs.items():
+            await function.job(job.id).send("go")
+            assert str(await function.job(job.id).result(PATIENCE)) == name.split()[0]
+    with worqr_testing.context(began_with=7):
+        assert worqr.current().began_with == 7
+
+
+async def test_a_state_that_cannot_be_stored_is_refused(new_mesh: NewMesh) -> None:
+    with pytest.raises(worqr.UsageError, match="inside a handler"):
+        worqr.state(1)
+    with worqr_testing.context() as context:
+        worqr.state([1])
+        for value, why in (("x" * 65_536, "store what is large"), (object(), "neither bytes nor JSON")):
+            with pytest.raises(worqr.UsageError, match=why):
+                worqr.state(value)
+    assert (context.states, context.reported) == ([[1]], [])
 
 
 async def test_a_suspended_job_is_cancelled_at_once(new_mesh: NewMesh) -> None:
@@ -871,7 +947,7 @@ async def test_a_job_is_not_started_behind_its_workflow_in_a_strict_lane(new_mes
         if depth == 0:
             return site
         with pytest.raises(
-            worqr.UsageError, match="for ever behind the workflow that starts it, in the strict lane 'a'"
+            worqr.UsageError, match="for ever behind a workflow that waits for it, in the strict lane 'a'"
         ):
             visit.run(site, depth - 1)
         return await visit.run("b", depth - 1)
@@ -879,6 +955,71 @@ async def test_a_job_is_not_started_behind_its_workflow_in_a_strict_lane(new_mes
     async with mesh.join():
         assert await (await visit.dispatch("a", 1)).result(PATIENCE) == "b"
         assert await (await visit.dispatch("a", 0)).result(5) == "a"  # the lane is free again
+
+
+async def test_a_job_is_not_started_behind_any_workflow_above_it(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="visit", lanes=worqr.Lanes("site", strict=True), result_ttl=60)
+    async def visit(site: str, back: bool) -> str:
+        return site if back else await between.run()
+
+    @mesh.workflow(name="between", retry=worqr.RetryPolicy(max_failures=1))
+    async def between() -> str:
+        with pytest.raises(worqr.UsageError, match="in the strict lane 'a'"):
+            visit.run("a", True)
+        return await visit.run("b", True)
+
+    async with mesh.join():
+        assert await (await visit.dispatch("a", False)).result(PATIENCE) == "b"
+
+
+async def test_at_most_sixteen_levels_of_jobs_are_below_a_workflow(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="down", result_ttl=60, retry=worqr.RetryPolicy(max_failures=1))
+    async def down(level: int) -> int:
+        try:
+            job = down.run(level + 1)
+        except worqr.UsageError as error:
+            assert "is at level 17" in str(error)
+            return level
+        return await job
+
+    async with mesh.join():
+        assert await (await down.dispatch(0)).result(PATIENCE) == 16
+
+
+async def test_the_time_line_has_when_steps_and_jobs_began_and_ended_and_a_replay_changes_nothing(
+    new_mesh: NewMesh,
+) -> None:
+    mesh = new_mesh()
+
+    @mesh.task(name="pack")
+    async def pack() -> None: ...
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        await worqr.step("charge", trio.sleep, 0.05)
+        await pack.run()
+        for _ in range(2):
+            await worqr.wait_for("go", type(None))
+
+    async def done(job: worqr.Job[None], key: str) -> list[Any]:
+        await waiting_for(fulfil, job, key)
+        line = (await fulfil.queue.read(job.id)).time_line
+        return [(each.key, each.began, each.ended) for each in line if each.kind in ("step", "child")]
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        before = await done(job, "wait for go")
+        assert [key for key, began, ended in before if ended >= began] == ["charge", "pack {}"]
+        [step] = [each for each in (await fulfil.queue.read(job.id)).time_line if each.kind == "step"]
+        assert 0.05 <= (step.seconds or 0) < PATIENCE
+        await job.send("go")
+        assert await done(job, "wait for go #2") == before
+        await job.send("go")
+        await job.result(PATIENCE)
 
 
 async def test_the_time_line_names_the_jobs_that_were_started(new_mesh: NewMesh) -> None:

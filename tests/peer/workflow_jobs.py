@@ -32,6 +32,8 @@ def note(path: str, order: int) -> str:
 @registry.workflow(name="in a process", runs_in="process", result_ttl=60)
 def in_a_process(path: str, order: int) -> tuple[str, Approval | None, int]:
     paid = note(path, order)
+    worqr.state(Approval("nobody yet"))
+    worqr.current().progress(0.5, "paid")
     approval = worqr.wait_for_now("approved", Approval)
     return paid, approval, worqr.current().run
 

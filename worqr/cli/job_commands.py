@@ -30,6 +30,7 @@ from worqr.cli.output import (
     show_table,
 )
 from worqr.cli.produce_commands import read_stdin
+from worqr.client.inspection import value_bytes
 from worqr.errors import NoJob, RefusedByServer, UsageError
 from worqr.escaping import escape, escape_bytes
 from worqr.inside import client_of
@@ -175,12 +176,13 @@ def status_fields(found: Status) -> dict[str, Any]:
     """Return a status for JSON."""
     fields = asdict(found)
     error = None if found.error is None else {"type": found.error.type, "message": found.error.message}
-    return {**fields, "error": error}
+    value = found.value.decode("utf-8", "replace") if isinstance(found.value, bytes) else found.value
+    return {**fields, "error": error, "value": value}
 
 
 def _json_fields(task: TaskInfo) -> dict[str, Any]:
     fields = status_fields(task)
-    del fields["task"]
+    del fields["task"], fields["value"]  # a list does not read it
     if not task.cursor:
         del fields["cursor"]
     return {"id": fields.pop("id"), **fields, **payload_fields(whole_characters(task.task))}
@@ -468,6 +470,7 @@ def _facts(record: JobRecord) -> dict[str, str]:
         "cancelled": record.cancel_reason or "yes" if record.cancelling else "-",
         "progress": "-" if found.progress is None else (percent if terminal else "{:g}".format)(found.progress),
         "message": shorten(found.message),
+        "value": "-" if found.value is None else shorten(escape_bytes(value_bytes(found.value))),
         "dispatched": exact_time(record.dispatched),
         "expires": exact_time(record.expires_at),
         "blocked run": "-" if record.blocked is None else exact_time(record.blocked.run_at),

@@ -12,6 +12,8 @@ from itertools import chain, islice
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
+import msgspec
+
 from worqr import ops
 from worqr.command import Command
 from worqr.errors import RefusedByServer, UsageError, did_you_mean, has_foreign_type
@@ -47,7 +49,7 @@ from worqr.ops import (
 )
 from worqr.records import Status, TaskInfo
 from worqr.stored_values import as_bytes, exact, public_name, readable, whole
-from worqr.validation import check_between, check_count, check_text, from_ms, moment
+from worqr.validation import check_between, check_count, check_text, encode_json, from_ms, moment
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -264,9 +266,30 @@ def _waits_for(state: JobState, run_at: datetime | None) -> str:
     return state.waits_for if state.state in {"waiting", "due", "suspended", "blocked"} else ""
 
 
-def status_of(state: JobState) -> Status:
-    """Return the status of a job."""
-    return Status(**_facts(state))
+def status_of(state: JobState, opened: Callable[[bytes], bytes] | None = None) -> Status:
+    """Return the status of a job. `opened`: decodes its value by the codec of the mesh; None: there is no codec."""
+    return Status(**_facts(state), value=shown_value(state.value, opened))
+
+
+def value_bytes(value: object) -> bytes:
+    """Return the value of a `Status` as it is shown to people: bytes as they are, all else as JSON."""
+    return value if isinstance(value, bytes) else encode_json(value)
+
+
+def shown_value(stored: bytes, opened: Callable[[bytes], bytes] | None = None) -> Any:
+    """Return the value that a run shows. Bytes that should be JSON, and are not, are returned as they are."""
+    kind, _, value = stored.partition(b" ")
+    if kind in {b"", b"none"}:
+        return None
+    value = value if opened is None else opened(value)
+    try:
+        return msgspec.json.decode(value) if kind == b"json" else value
+    except (
+        msgspec.MsgspecError,
+        UnicodeDecodeError,
+        RecursionError,
+    ):  # of another program, or of a codec that this one lacks
+        return value
 
 
 def task_info_of(summary: TaskSummary) -> TaskInfo:

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from worqr import ops
+from worqr.argument_codec import decoder_of
 from worqr.batches import follow_up_queues, followed_in, ref_in
 from worqr.client.inspection import claim_name, deadline_of, info_at, nearest_served, status_of
 from worqr.client.notifications import Notification, Watch, cancel_and_wait, subscribed
@@ -46,15 +47,16 @@ _Ms = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
 _NOTHING: Final[Mapping[str, bytes]] = {}
 
 
-def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | None = None) -> JobRecord:
+def job_record(
+    keys: QueueKeys, id: str, found: Everything, payload: bytes | None, values: StoredValues | None
+) -> JobRecord:
     """Return the stored state of the job for people. `payload`: the whole payload, if it was read."""
-    latest = found.run or found.job or next(iter(found.records), None)
-    fields = latest.fields if latest else _ended_fields(found)
+    latest, fields = _latest(found)
     claim = _number(fields, "claim") if found.run else None
     return JobRecord(
         id=id,
         queue=keys.display_name,
-        status=_status(found),
+        status=_status(found, None if values is None else values.readable),
         task=payload if payload is not None else fields.get("task", b""),
         size=latest.size if latest else len(payload or fields["task"]) if _kept(found) and "task" in fields else None,
         plain="twin" in fields,
@@ -121,6 +123,12 @@ def opened_payload(task: bytes, size: int | None, values: StoredValues) -> tuple
     return found, size if size is None else len(found)
 
 
+def _latest(found: Everything) -> tuple[Stored | None, Mapping[str, bytes]]:
+    """Return the newest record of the job, and its fields; without one, those that were kept with a result."""
+    latest = found.run or found.job or next(iter(found.records), None)
+    return latest, latest.fields if latest else _ended_fields(found)
+
+
 def _ended_fields(found: Everything) -> Mapping[str, bytes]:
     """Return what is stored of a job that has ended, and was kept with its result."""
     return next((each.fields for each in found.results if each and "task" in each.fields), _NOTHING)
@@ -137,13 +145,13 @@ def _is_twice(ended: StoredResult, found: Everything) -> bool:
     return kept is not None and ended is not kept and ended.fields.get("first") == kept.fields.get("first")
 
 
-def _status(found: Everything) -> Status:
+def _status(found: Everything, opened: Callable[[bytes], bytes] | None) -> Status:
     """Return the state as the script job_status determines it: a live record first, then the newest result."""
     newest = found.results[0] if found.results and found.results[0] else _kept(found)
     if found.run is not None:
-        return status_of(_state(found.run.fields, "active", 1))
+        return status_of(_state(found.run.fields, "active", 1), opened)
     if found.job is not None and (state := _text(found.job.fields, "state")) in LIVE:
-        return status_of(_state(found.job.fields, state, 0))
+        return status_of(_state(found.job.fields, state, 0), opened)
     if newest is not None and _text(newest.fields, "outcome") in ENDS:
         ended = _ended(newest)
         seen = JobState(
@@ -153,11 +161,13 @@ def _status(found: Everything) -> Status:
             failures=ended.failures,
             attempts=ended.attempts,
             error=_short(ended.error),
+            value=found.records[0].fields.get("value", b"") if ended.state == "failed" and found.records else b"",
         )
-        return status_of(seen)
+        return status_of(seen, opened)
     if found.records:
         fields = found.records[0].fields
-        return status_of(_state(fields, "failed", 1 if public_name(_text(fields, "reason")) == "undecodable" else 0))
+        uncounted = 1 if public_name(_text(fields, "reason")) == "undecodable" else 0
+        return status_of(_state(fields, "failed", uncounted), opened)
     return Status("gone")
 
 
@@ -180,6 +190,7 @@ def _state(fields: Mapping[str, bytes], word: str, uncounted: int) -> JobState:
         attempts=uncounted + sum(counters),
         error=_error(fields, traceback=False),
         waits_for="" if _text(fields, "error_type") else _text(fields, "error_message"),
+        value=fields.get("value", b""),
     )
 
 
@@ -369,17 +380,20 @@ _ENDED: Final = {
 
 
 def _encoded(name: str, value: object) -> bytes:
-    """Return a value as it is stored: its kind, a space, and its bytes. Raises UsageError if it is none that can be sent."""
+    """Return a value that is sent as it is stored. Raises UsageError if it cannot be."""
+    return check_sent(name, tagged(value, f"the value of {name!r}"))
+
+
+def tagged(value: object, what: str) -> bytes:
+    """Return a value as it is stored: its kind, a space, and its bytes. Raises UsageError if it is neither bytes nor JSON."""
     try:
         if value is None:
-            found = b"none "
-        elif isinstance(value, bytes | bytearray | memoryview):
-            found = b"bytes " + cast("bytes", value)
-        else:
-            found = b"json " + encode_json(value)
+            return b"none "
+        if isinstance(value, bytes | bytearray | memoryview):
+            return b"bytes " + cast("bytes", value)
+        return b"json " + encode_json(value)
     except Exception as error:  # any error from encoding a user's type
-        raise UsageError(f"the value of {name!r} is neither bytes nor JSON: {text_of(error, 500)}") from error
-    return check_sent(name, found)
+        raise UsageError(f"{what} is neither bytes nor JSON: {text_of(error, 500)}") from error
 
 
 def check_sent(name: str, found: bytes) -> bytes:
@@ -493,17 +507,34 @@ class Job(Generic[R]):
         """The time of its dispatch, by the server's clock; None for a handle made from an id."""
         return _moment(self._number / 1000)
 
-    async def status(self) -> Status:
+    async def status(self, kind: Any = None) -> Status:
         """Return the job's state, the number of its tries, and the error of the last one.
 
         ``finished`` and ``cancelled`` are known as long as results are kept. ``failed`` is known as long as results are kept
         or the job is in ``queue.failed`` or ``queue.undecodable``. Afterwards, and for an unknown id, the state is ``gone``.
 
+        Args:
+            kind: The type as which `value` is decoded: what the run passes to ``worqr.state``. None: as JSON has it.
+
         Raises:
-            UsageError: Outside `connect` and `join`.
+            UsageError: Its `value` is not of this type, or the codec of this mesh cannot decode it; or outside `connect` and
+                `join`. Without a `kind`, `value` is what is stored then.
             Unavailable: The server did not reply within `patience`.
         """
-        return status_of(await self._client.ask(ops.job_status(await self._shard(), self.id, self._number)))
+        found = await self._client.ask(ops.job_status(await self._shard(), self.id, self._number))
+        values = self._client.values
+        status = status_of(found, None if values is None else values.readable)
+        return (
+            status if kind is None or status.value is None else replace(status, value=self._typed(status.value, kind))
+        )
+
+    def _typed(self, value: object, kind: Any) -> object:
+        if kind is bytes and isinstance(value, bytes):
+            return value
+        try:
+            return decoder_of(kind)(value if isinstance(value, bytes) else encode_json(value))
+        except Exception as error:  # any error of a type of the application
+            raise UsageError(f"the value of {self!r} is not of the type {kind!r}: {text_of(error, 500)}") from error
 
     async def result(self, timeout: Seconds | None = None) -> R:
         """Wait until the job has ended, and return what its handler returned.

@@ -830,9 +830,9 @@ class Queue:
             Unavailable: The server did not reply within `patience`.
         """
         keys = await self._client.sharding.shard_of_id(self._keys, check_id(id, generated=True))
-        whole = await self._client.ask(ops.read_payload(keys, id)) if payload else None
-        found = job_record(keys, id, await self._client.ask(ops.read_job(keys, id)), whole)
         values = self._client.values
+        whole = await self._client.ask(ops.read_payload(keys, id)) if payload else None
+        found = job_record(keys, id, await self._client.ask(ops.read_job(keys, id)), whole, values)
         return found if values is None else opened_record(found, values)
 
     async def payload(self, id: str | None = None, *, claim: str | None = None) -> bytes | None:

@@ -21,6 +21,7 @@ from worqr.validation import moment
 _WAIT: Final = re.compile(rb"(event|sleep|children|first) (\d+) (\d+|-)\n([^\n]*)\n(.*)", re.DOTALL)
 _END: Final = re.compile(rb"(\d+) ([a-z]+) (\d+) (\d+) ", re.ASCII)
 _CHILD: Final = re.compile(r"\d+ \d+ ([^\n]+)\n(.+)", re.DOTALL)
+_AT: Final = re.compile(rb"\d+ (\d{1,14}) (\d{0,14})", re.ASCII)
 _EVENT: Final = re.compile(r"(\d+):(.*)", re.DOTALL)
 _NUMBERED: Final = re.compile(r"(.*) #(\d{1,9})", re.DOTALL)
 _KINDS: Final[Mapping[bytes, Any]] = {
@@ -43,9 +44,9 @@ def time_line(prefix: str, fields: Fields) -> tuple[Entry, ...]:
         fields: the record, as `read_job` returns it.
     """
     return (
-        *sorted(_steps(fields), key=_place),
-        *sorted(_waits(fields), key=lambda each: (each.began is not None and each.began.timestamp(), *_place(each))),
-        *sorted(_children(prefix, fields), key=_place),
+        *sorted(_steps(fields), key=_when),
+        *sorted(_waits(fields), key=_when),
+        *sorted(_children(prefix, fields), key=_when),
         *sorted(_events(fields), key=_place),
     )
 
@@ -54,6 +55,11 @@ def _place(entry: Entry) -> tuple[str, int]:
     """Return the place of an entry among others: the second of one name after the first."""
     match = _NUMBERED.fullmatch(entry.key)
     return (match[1], int(match[2])) if match else (entry.key, 1)
+
+
+def _when(entry: Entry) -> tuple[float, str, int]:
+    """Return what sorts entries by time, the oldest first, and those without one by name."""
+    return (entry.began.timestamp() if entry.began else 0.0, *_place(entry))
 
 
 def _named(fields: Fields, prefix: str) -> Iterator[tuple[str, bytes]]:
@@ -68,6 +74,16 @@ def _outline(value: bytes) -> tuple[int | None, bytes]:
     return whole(size), told
 
 
+def _times(fields: Fields, kind: str, key: str) -> dict[str, Any]:
+    """Return when a step or a child began, and when it ended, as far as that is stored."""
+    if (match := _AT.fullmatch(fields.get(f"at:{kind}:{key}", b""))) is None:
+        return {}
+    at, took = whole(match[1], 0), whole(match[2])
+    if kind == "step":
+        return {"began": moment(None if took is None else max(0, at - took)), "ended": moment(at)}
+    return {"began": moment(at), "ended": moment(None if took is None else at + took)}
+
+
 def _steps(fields: Fields) -> Iterator[Entry]:
     tries = {key: _outline(value)[1].partition(b" ") for key, value in _named(fields, "try:")}
     for key, value in _named(fields, "step:"):
@@ -75,10 +91,11 @@ def _steps(fields: Fields) -> Iterator[Entry]:
         kind, _, stored = told.partition(b" ")
         tried = whole(tries.pop(key, (b"", b"", b""))[0], 0)
         if kind == b"failed":
-            yield Entry("step", key, key, "failed", tried, error=_error(stored))
+            yield Entry("step", key, key, "failed", tried, error=_error(stored), **_times(fields, "step", key))
         else:
             more = len(kind) + 1 if kind else 0
-            yield Entry("step", key, key, "done", tried, size=None if size is None else max(0, size - more))
+            left = None if size is None else max(0, size - more)
+            yield Entry("step", key, key, "done", tried, size=left, **_times(fields, "step", key))
     for key, (number, _, stored) in tries.items():
         yield Entry("step", key, key, "trying", whole(number, 0), error=_error(stored))
 
@@ -133,9 +150,9 @@ def _children(prefix: str, fields: Fields) -> Iterator[Entry]:
         end = fields.get(f"end:{key}")
         state, _, size, stored = ("started", None, None, b"") if end is None else _end(end)
         error = _error(stored) if state == "failed" else None
-        yield Entry(
-            "child", key, key, state, size=size if state == "finished" else None, error=error, queue=queue, job=match[2]
-        )
+        times: dict[str, Any] = _times(fields, "child", key)
+        size = size if state == "finished" else None
+        yield Entry("child", key, key, state, size=size, error=error, queue=queue, job=match[2], **times)
 
 
 def _events(fields: Fields) -> Iterator[Entry]:

@@ -441,7 +441,7 @@ def act_row(act: Bulk) -> Row:
 def line_row(entry: Entry, redactor: Redactor) -> Row:
     """Return an entry of the time line of a workflow."""
     names = {"name": redactor.text(entry.name), "key": redactor.text(entry.key)}
-    return {**fields_of(entry), **names, "error": _error(entry.error, redactor)}
+    return {**fields_of(entry), **names, "seconds": entry.seconds, "error": _error(entry.error, redactor)}
 
 
 def job_fields(record: JobRecord, redactor: Redactor) -> Row:

@@ -21,6 +21,7 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from worqr.client.client import EMBEDDED, acting_for, url_or_default
+from worqr.client.inspection import value_bytes
 from worqr.codecs import let_read
 from worqr.dashboard import (
     api,
@@ -100,6 +101,7 @@ def environment() -> jinja2.Environment:
     )
     filters: dict[str, Any] = {**functions_of(values), **functions_of(state)}
     filters |= {"plain": escape, "age": age_text, "of_queue": _of_queue, "soft": _soft, "shard_of": shard_of}
+    filters |= {"value_bytes": value_bytes}
     filters |= {"batch_state": tables.batch_state, "schedule_notes": tables.schedule_notes}
     filters |= {"batch_share": live_texts.batch_share, "ended_text": live_texts.ended_text}
     made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 from worqr.client.producer import Call
 from worqr.errors import UsageError
 from worqr.functions.definition import FunctionDefinition
-from worqr.inside import current_run, options_of
+from worqr.inside import current_run
 from worqr.policy import ChildCancelled, ChildFailed
 from worqr.records import RemoteError
 from worqr.remote_error import packed_error
@@ -19,19 +19,6 @@ R = TypeVar("R")
 
 MAX_NAME: Final = 150
 """The most bytes of the name of a job in its workflow."""
-
-
-def _check_lane(definition: FunctionDefinition, call: Call[Any], run: Any) -> None:
-    """Raise UsageError if the job would stand behind its workflow, in a lane that runs one task after the other."""
-    lanes, record = definition.options.lanes, run.record
-    if lanes is None or not lanes.strict or call.queue != run.queue or record is None:
-        return
-    lane = str(options_of(call).get("lane", ""))
-    if lane and lane.encode() == record.get(b"lane"):
-        raise UsageError(
-            f"the job would wait for ever behind the workflow that starts it, in the strict lane {lane!r} of {call.queue!r}: "
-            "start it in another lane, or make it another function"
-        )
 
 
 class ChildJob(Generic[R]):
@@ -50,7 +37,8 @@ class ChildJob(Generic[R]):
             )
         self._flow: Any = run.flow
         self._definition = definition
-        _check_lane(definition, call, run)
+        lanes = definition.options.lanes
+        self._flow.children.check_place(call, is_strict=lanes is not None and lanes.strict)
         key = _short(name or f"{definition.name} {call.task.decode('utf-8', 'replace')}")
         if not name and self._flow.must_hide(key):
             key = f"{definition.name[:120]} {sha256(call.task).hexdigest()[:32]}"

@@ -2,12 +2,14 @@
 -- The record of a child has the field `parent`: the base of the parent's queue, its id, its life, and the key of the child there, a
 -- line each. The record of the parent has `child:KEY`: after, round, the base of the child's queue, and its id. An end has the number of
 -- the claim by which the child ended, or of its place in the queue. Only an end with a number above `after` counts, and the first one.
+-- Its field `above` says to workers which workflows are above it.
 -- The child's slot remembers the end in `:ended:ID`, as the message that tells it. A message names the queue that it comes from by the
 -- outbox that it was in: the end of a child counts if the parent has noted it in that queue.
 
 local CHILD_EXPIRE = 3600000 -- ms for which an end is remembered
 local MOST_CHILDREN = 1000 -- that one request notes
 local END_BYTES = 65536 -- of a result; of a larger one, only the size is stored
+local ABOVE_BYTES = 16384
 local NEXT_LOOK = 2700000 -- ms; a lost message of an end is found within the time for which the end is remembered
 
 -- Returns the field `parent` of a record as a table; nil if it is none.
@@ -62,6 +64,14 @@ local function waits_for_child(key, child)
   return false
 end
 
+-- Stores in the record `key` of a parent how many ms a child took that has ended.
+local function note_time(key, child, now)
+  local entry, at = string.match(redis.call('HGET', key, 'at:child:' .. child) or '', '^(%d+) (%d+) ')
+  if whole_number(at, nil, LATEST) then
+    redis.call('HSET', key, 'at:child:' .. child, entry .. ' ' .. at .. ' ' .. digits(math.max(0, now - at)))
+  end
+end
+
 -- Stores the end of a child in the record of its parent, and wakes the parent if it waits for nothing else. `from`: the base of the
 -- child's queue. `fact`: the number of the end, its outcome and its value. Returns how many tasks became claimable.
 local function take_end(base, from, parent, fact, now)
@@ -78,6 +88,7 @@ local function take_end(base, from, parent, fact, now)
   end
   redis.call('HSET', key, 'saved_size', digits(size + more), 'end:' .. parent.key,
     table.concat({outcome, digits(fact.number), digits(whole_number(kept[1], 0)), value}, ' '))
+  note_time(key, parent.key, now)
   notify(base, parent.id, 'event')
   if kept[3] == 'suspended' and key == base .. ':job:' .. parent.id and waits_for_child(key, parent.key) then
     return wake_suspended(base, parent.id, now)
@@ -139,6 +150,7 @@ end
 local function is_parent(value)
   return type(value) == 'table' and is_line(value.base) and string.find(value.base, '{', 1, true) and is_line(value.id)
     and is_token(value.life) and is_line(value.key) and is_token(value.after)
+    and (value.above == nil or type(value.above) == 'string' and #value.above <= ABOVE_BYTES)
 end
 
 -- Returns the field `parent` of the record of a child, from the option of its dispatch.
@@ -214,6 +226,7 @@ local function drop_last_failures(kept)
     if outcome and outcome ~= 'finished' and outcome ~= 'large' and tonumber(stored) == entries then
       child.after, child.round = math.max(child.after, tonumber(number)), child.round + 1
       kept[name], kept['child:' .. key] = nil, child_field(child)
+      kept['at:child:' .. key] = string.match(kept['at:child:' .. key] or '', '^%d+ %d+ ')
       size = size - math.max(0, #value - STEP_BYTES)
       dropped[key] = true
     end
@@ -228,7 +241,7 @@ local function drop_last_failures(kept)
   local failed_at, step = string.match(kept.last_failed or '', '^(%d+) (.*)$')
   if step and tonumber(failed_at) == entries and kept['step:' .. step] then
     size = size - saved_bytes(step, #kept['step:' .. step])
-    kept['step:' .. step] = nil
+    kept['step:' .. step], kept['at:step:' .. step] = nil, nil
   end
   kept.saved_size = kept.saved_size and digits(math.max(0, size))
 end
@@ -254,7 +267,7 @@ local function note_children()
     return {'lost'}
   end
   local kept = task.job and redis.call('HMGET', active, 'first', 'saved_size') or {}
-  local reply, new, size = {'ok'}, {}, whole_number(kept[2], 0)
+  local reply, new, times, size = {'ok'}, {}, {}, whole_number(kept[2], 0)
   for i = 3, #ARGV, 3 do
     local key, base, id = ARGV[i], ARGV[i + 1], ARGV[i + 2]
     if not (is_line(key) and is_line(base) and string.find(base, '{', 1, true) and is_line(id)) or #reply > MOST_CHILDREN then
@@ -275,8 +288,12 @@ local function note_children()
   redis.call('HSETNX', active, 'life', kept[1] or claim)
   if next(new) then
     new.saved_size = digits(size)
+    local entry, now = note_entry(queue, worker, active, false), now_ms()
+    for name in pairs(new) do
+      times['at:' .. name] = string.find(name, '^child:') and time_of_entry(entry, now) or nil
+    end
     write_hash(active, new)
-    note_entry(active, false)
+    write_hash(active, times)
   end
   return reply
 end

@@ -657,15 +657,16 @@ end
 
 -- What a job keeps across its runs, which belongs to its payload and goes with it as a whole: the bytes that it saved last (the field
 -- `saved`, and `saved_number`), the results of its steps (`step:` and the name), their failed tries (`try:`), and of a workflow its
--- life, its waits, their ends, its events and its children (workflows.lua, children.lua). The field `saved_size` has the bytes of all of them, and is missing if
+-- life, its waits, their ends, its events, its children and the times of its entries (workflows.lua, children.lua). So does the
+-- `value` that a run shows, which is not counted. The field `saved_size` has the bytes of all others, and is missing if
 -- there is nothing. `entries` counts what runs have stored; `earlier` the runs that are in no counter.
 
 local MOST_SAVED = 262144
 local MOST_KEPT = 1048576
 local STEP_BYTES = 1024 -- that a step counts at least, so that no record has more than 1,024 steps
-local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open last_failed '
-local PREFIXES_OF_LIFE = ' step try wait event events refused child end '
-local LARGE_PREFIXES = ' step try event refused child end '
+local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open last_failed value began_with '
+local PREFIXES_OF_LIFE = ' step try wait event events refused child end at '
+local LARGE_PREFIXES = ' step try event refused child end at '
 
 -- True for a field that belongs to a life.
 local function is_of_life(name)
@@ -676,7 +677,7 @@ end
 -- True for a field that may be large: only a start reads it.
 local function is_large_saved(name)
   local prefix = string.match(name, '^(%l+):')
-  return name == 'saved' or prefix and string.find(LARGE_PREFIXES, ' ' .. prefix .. ' ', 1, true) ~= nil
+  return name == 'saved' or name == 'value' or prefix and string.find(LARGE_PREFIXES, ' ' .. prefix .. ' ', 1, true) ~= nil
 end
 
 -- Returns how many bytes the step or the saved bytes (`step` is empty) count.
@@ -715,10 +716,16 @@ local function copy_saved(fields, kept)
 end
 
 -- Notes in the record `key` that a run has stored an entry. If it has `asked` for all that it found there, this is progress: the job's
--- counters begin anew, and the runs that they counted are added to `earlier`.
-local function note_entry(key, asked)
+-- counters begin anew, and the runs that they counted are added to `earlier`. With the first entry of a life, the deploy of its `worker`.
+-- Returns the number of the entry.
+local function note_entry(base, worker, key, asked)
   local runs, kept = 0, redis.call('HMGET', key, 'failures', 'stalls', 'timeouts', 'earlier', 'entries')
-  redis.call('HSET', key, 'entries', digits(whole_number(kept[5], 0) + 1))
+  local deploy = not kept[5] and own(redis.pcall('HGET', base .. ':policy:' .. worker, 'deploy'))
+  if deploy then
+    redis.call('HSET', key, 'began_with', deploy)
+  end
+  local number = whole_number(kept[5], 0) + 1
+  redis.call('HSET', key, 'entries', digits(number))
   if asked then
     for i = 1, 4 do
       runs = runs + whole_number(kept[i], 0)
@@ -728,6 +735,12 @@ local function note_entry(key, asked)
       redis.call('HSET', key, 'earlier', digits(runs))
     end
   end
+  return number
+end
+
+-- Returns the field `at:KIND:NAME` of an entry: its number, when it was stored, and how many ms it took; empty: not known.
+local function time_of_entry(number, now, took)
+  return digits(number) .. ' ' .. digits(now) .. ' ' .. (took and digits(took) or '')
 end
 
 -- Chooses what is kept when a `blocked` job replaces the payload of the record `key`, which had `fields`. What a run saved
@@ -1077,9 +1090,10 @@ local function fail_task()
   return {status}
 end
 
--- note_progress: stores the progress and messages of running tasks. A raw task with progress becomes a job.
+-- note_progress: stores the progress, messages and values of running tasks. A raw task with progress becomes a job.
 -- ARGV[1] worker id
--- ARGV[2..] said claim id, progress (a number as text, empty: none) and message, in turn
+-- ARGV[2..] said claim id, progress (a number as text, empty: none), message, and value (its encoding, a space and the encoded value;
+--   empty: it stays), in turn
 -- RETURNS ok noted
 -- RESEND safe: fenced by the claim; the same is noted again
 local function note_progress()
@@ -1088,15 +1102,19 @@ local function note_progress()
   local claims = queue .. ':claims:' .. worker
 
   local noted = 0
-  for i = 2, #ARGV, 3 do
-    local said, progress, message = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  for i = 2, #ARGV, 4 do
+    local said, done, message, value = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
     local record = redis.call('SISMEMBER', claims, said) == 1 and read_claim(queue, said)
     if record then
       local active = queue .. ':active:' .. record.id
       if not record.job then
         become_job(queue, worker, said, record)
       end
-      redis.call('HSET', active, 'progress', progress, 'message', message)
+      redis.call('HSET', active, 'progress', done, 'message', message)
+      if value ~= '' then
+        redis.call('HSETNX', active, 'saved_size', '0')
+        redis.call('HSET', active, 'value', value)
+      end
       notify(queue, record.id, 'progress')
       noted = noted + 1
     end
@@ -1114,6 +1132,7 @@ end
 -- ARGV[5] value the bytes, or the kind of the step's result, a space and its value; of a try how it failed
 -- ARGV[6] progress 1: the run has asked for all entries that it found; if the step is new, the counters of the job begin anew. Of bytes: they
 --   are others than those that the run has found
+-- ARGV[7] took ms that the step took; empty: not known
 -- RETURNS ok size | full size | lost: size is how many bytes the job keeps, or would keep
 -- RESEND safe: fenced by the claim; a number that is not higher than the stored one changes nothing, and a step is stored once,
 --   or replaced by itself
@@ -1121,7 +1140,7 @@ end
 local function save_state()
   local queue = KEYS[1]
   local worker, claim, number, step, value = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-  local progress = ARGV[6] == '1'
+  local progress, took = ARGV[6] == '1', ARGV[7]
   local claims = queue .. ':claims:' .. worker
 
   local held = redis.call('SISMEMBER', claims, claim) == 1
@@ -1163,14 +1182,15 @@ local function save_state()
   if step == '' then
     redis.call('HSET', active, 'saved_number', digits(number))
     if progress then
-      note_entry(active, true)
+      note_entry(queue, worker, active, true)
     end
   elseif not is_try and not replaces then
     if before > 0 then
       redis.call('HDEL', active, 'try:' .. step)
     end
-    if is_workflow or progress then
-      note_entry(active, progress)
+    local entry = (is_workflow or progress) and note_entry(queue, worker, active, progress)
+    if is_workflow then
+      redis.call('HSET', active, 'at:step:' .. step, time_of_entry(entry, now_ms(), whole_number(took, nil, LATEST)))
     end
     if is_workflow and string.sub(value, 1, 7) == 'failed ' then -- a put-back drops it if nothing is stored after it
       redis.call('HSET', active, 'last_failed', redis.call('HGET', active, 'entries') .. ' ' .. step)

@@ -343,7 +343,7 @@ local function retry_aside()
       delete_dead_letter(queue, retried, true)
       redis.call('ZREM', list, retried)
       local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
-        scheduled_for = fields.scheduled_for, keep = fields.keep, batch = batch, parent = fields.parent, follow = fields.follow,
+        scheduled_for = fields.scheduled_for, keep = fields.keep, batch = batch, parent = fields.parent, above = fields.above, follow = fields.follow,
         batch_ended = fields.batch_ended, job_ended = fields.job_ended}
       local o = {id = id, fields = kept, lane = is_lane(fields.lane) and fields.lane or nil, done = fields.done, tags = fields.tags}
       drop_kept_job(queue, fields.done and fields.first or '') -- it has not ended any more

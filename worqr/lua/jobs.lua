@@ -603,7 +603,7 @@ local function create_job(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane,
-    parent = o.parent and parent_field(o.parent) or nil, life = o.workflow and number or nil,
+    parent = o.parent and parent_field(o.parent) or nil, above = o.parent and o.parent.above or nil, life = o.workflow and number or nil,
     lives_until = o.lifetime and life_end(o, asked, now) or nil, latest = o.at_most and digits(now + o.at_most), keep = o.keep and '1' or nil,
     batch = o.batch and enter_batch(o.batch, id) or nil, done = o.done, tags = o.tags}
   if o.fields then
@@ -642,7 +642,7 @@ end
 --   exists (update, skip, raise, cancel), at_most (ms), data, counts, policy (names of fields to replace), fields, meta, front,
 --   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, waiter (of queue.lua), batch (token, home,
 --   id, number, sealed, keep, on_failed), workflow (its runs may be suspended), lifetime (ms as text, of a workflow),
---   parent (base, id, life, key, after; of a child), follow (token, and the bases of the queues that hold `then` and `otherwise`), row
+--   parent (base, id, life, key, after, above; of a child), follow (token, and the bases of the queues that hold `then` and `otherwise`), row
 --   (of an outbox, see upsert_row), keep (the record stays with the result), done and tags (of finished.lua),
 --   by_hand (a schedule is run by hand: its end is noted as that of a firing)
 local function upsert(base, o, task, number, now, seen)
@@ -1140,7 +1140,7 @@ local LONGEST_ERROR = 24576 -- with a traceback of 16 KiB
 local function outline(key, name, room)
   local size = redis.call('HSTRLEN', key, name)
   local value = name ~= 'saved' and size <= room and redis.call('HGET', key, name) or ''
-  if string.find(name, '^child:') then
+  if string.find(name, '^child:') or string.find(name, '^at:') then
     return value, #value
   end
   local is_end, word = string.find(name, '^end:') ~= nil, string.match(value, '^%l+ ?') or ''
@@ -1178,7 +1178,7 @@ local function read_job()
     local record, may_read = {size}, size <= max_bytes
     max_bytes = max_bytes - (may_read and size or 0)
     for _, name in ipairs(redis.call('HKEYS', key)) do
-      if not is_large_saved(name) or name == 'step:@errors' then
+      if not is_large_saved(name) or name == 'step:@errors' or name == 'value' then
         local value = (name ~= 'task' or may_read) and redis.call('HGET', key, name) or ''
         record[#record + 1], record[#record + 2] = name, name == 'task' and string.sub(value, 1, head) or value
       elseif most_outlines > 0 then
@@ -1259,7 +1259,7 @@ end
 -- ARGV[1] number of the dispatch that is meant, 0: the newest
 -- ARGV[2] id of the job
 -- RETURNS waiting fields | due fields | suspended fields | blocked fields | active fields | finished fields | failed fields | cancelled fields |
---   gone; fields are claim worker run_at progress message failures attempts error_type error_message, each false if not known
+--   gone; fields are claim worker run_at progress message failures attempts error_type error_message value, each false if not known
 -- RESEND safe: it only reads
 -- FLAGS no-writes
 local function job_status()
@@ -1271,9 +1271,9 @@ local function job_status()
   -- The fields of the record `key`. `tries`: attempts that the three counters do not count.
   local function status_of(status, key, tries)
     local kept = own(redis.pcall('HMGET', key, 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls',
-      'timeouts', 'error_type', 'error_message')) or {}
+      'timeouts', 'error_type', 'error_message', 'value')) or {}
     local attempts = tries + whole_number(kept[6], 0) + whole_number(kept[7], 0) + whole_number(kept[8], 0)
-    return {status, kept[1], kept[2], kept[3], kept[4], kept[5], kept[6], attempts, kept[9], kept[10]}
+    return {status, kept[1], kept[2], kept[3], kept[4], kept[5], kept[6], attempts, kept[9], kept[10], kept[11]}
   end
 
   local live = find_live_record(active, job, counts, number)
@@ -1290,7 +1290,9 @@ local function job_status()
   end
   if found then
     local kept = redis.call('HMGET', found, 'progress', 'message', 'failures', 'attempts', 'error_type', 'error_message')
-    return {outcome, false, false, false, kept[1], kept[2], kept[3], whole_number(kept[4], 1), kept[5], kept[6]}
+    local aside = outcome == 'failed' and find_dead_letter(queue, id, number)
+    local value = aside and redis.call('HGET', aside, 'value')
+    return {outcome, false, false, false, kept[1], kept[2], kept[3], whole_number(kept[4], 1), kept[5], kept[6], value or false}
   end
   local aside = find_dead_letter(queue, id, number)
   if aside then

@@ -345,7 +345,7 @@ local function suspend_task()
     redis.call('HSETNX', active, 'life', task.fields.first or claim)
     local is_new = replace_waits(active, waits, now)
     if is_new then
-      note_entry(active, progress)
+      note_entry(queue, worker, active, progress)
     end
     bind_waits(active, now)
     local ready = ready_reply(active, waits)

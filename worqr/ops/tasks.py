@@ -199,11 +199,22 @@ def fail_task(
     return new_call("fail_task", keys.base, args, read)
 
 
-def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, float | None, str]]) -> Command[int]:
-    """Store the progress and message of runs, as (claim, progress, message); return how many of these claims still run."""
+class Progress(NamedTuple):
+    """What a run reports. An empty `value` leaves what is stored; another one has its encoding and a space in front."""
+
+    claim: int
+    done: float | None
+    message: str
+    value: bytes = b""
+
+
+def note_progress(
+    keys: QueueKeys, worker: str, reports: Sequence[tuple[int, float | None, str] | Progress]
+) -> Command[int]:
+    """Store what runs report; return how many of their claims still run."""
     args: list[Argument] = [worker]
-    for claim, progress, message in reports:
-        args += (claim, "" if progress is None else repr(progress), message)
+    for claim, progress, message, *value in reports:
+        args += (claim, "" if progress is None else repr(progress), message, *(value or [b""]))
 
     def read(reply: Reply) -> int:
         return int(reply[1])
@@ -212,7 +223,15 @@ def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, flo
 
 
 def save_state(
-    keys: QueueKeys, worker: str, claim: int, number: int, step: str, value: bytes, *, progress: bool = False
+    keys: QueueKeys,
+    worker: str,
+    claim: int,
+    number: int,
+    step: str,
+    value: bytes,
+    *,
+    progress: bool = False,
+    took: int | None = None,
 ) -> Command[str]:
     """Store the bytes that a run saves, or the result of a step, for later runs of its job: ok, full or lost.
 
@@ -225,8 +244,9 @@ def save_state(
         value: the bytes, the encoded result, or how the try failed.
         progress: the run has asked for all entries that it found in its record. If the step is new, the counters of the job
             begin anew.
+        took: ms that the step took.
     """
-    args = (worker, claim, number, step, value, int(progress))
+    args = (worker, claim, number, step, value, int(progress), "" if took is None else took)
     return new_call("save_state", keys.base, args, expect("ok", "full", "lost"), size=len(value))
 
 
@@ -503,6 +523,7 @@ class JobState:
     attempts: int = 0
     error: RemoteError | None = None
     waits_for: str = ""
+    value: bytes = b""
 
 
 def job_status(keys: QueueKeys, id: str, number: int) -> Command[JobState]:
@@ -512,7 +533,7 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Command[JobState]:
         word = status_word(reply)
         if len(reply) == 1:
             return JobState(word)
-        claim, worker, run_at, progress, message, failures, attempts, error_type, error_message = reply[1:]
+        claim, worker, run_at, progress, message, failures, attempts, error_type, error_message, value = reply[1:]
         return JobState(
             state=word,
             claim=whole(claim),
@@ -524,6 +545,7 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Command[JobState]:
             attempts=whole(attempts, 0),
             error=error_of(error_type, error_message),
             waits_for=waits_for_of(error_type, error_message),
+            value=bytes(value or b""),
         )
 
     return new_call("job_status", keys.base, (number, id), read)

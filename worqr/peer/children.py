@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
 
 from worqr.client.client import Client
 from worqr.client.producer import Call
@@ -25,10 +27,13 @@ from worqr.ops import Child, NotedChild, NotedChildren, Wait
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import FULL, End
 from worqr.policy import Failure, LifetimeOver
+from worqr.validation import encode_json
 
 if TYPE_CHECKING:
     from worqr.peer.durable import Flow
 
+MOST_LEVELS: Final = 16
+"""The most levels of jobs below a workflow that no other workflow has started."""
 FULL_PAUSE: Final = 1.0
 """Seconds before a job is sent again whose queue is at its `max_length`."""
 _REFUSED: Final = ("id", "unique_for", "exists", "batch")
@@ -50,6 +55,35 @@ class Children:
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._unsent: list[_Unsent] = []
+
+    def check_place(self, call: Call[Any], *, is_strict: bool) -> None:
+        """Check where a job would stand. `is_strict`: the lanes of its queue run one task after the other.
+
+        Raises:
+            UsageError: it would wait for ever behind a workflow above it, or too many workflows are above it.
+        """
+        above, lane = self._above(), str(options_of(call).get("lane", ""))
+        if is_strict and lane and [call.queue, lane] in above:
+            raise UsageError(
+                f"the job would wait for ever behind a workflow that waits for it, in the strict lane {lane!r} of "
+                f"{call.queue!r}: start it in another lane, or make it another function"
+            )
+        if len(above) > MOST_LEVELS:
+            raise UsageError(
+                f"{call.name}.run() is at level {len(above)} below the first workflow, and at most {MOST_LEVELS} are allowed: "
+                "dispatch it as a job of its own, or end the recursion"
+            )
+
+    def _above(self) -> list[list[str]]:
+        """Return the queue and the lane of each workflow above a job of this run, this run last; empty without a lane."""
+        run = self._flow.run
+        record: Mapping[bytes, bytes] = run.record or {}
+        lane = record.get(b"lane", b"")
+        try:
+            above = msgspec.json.decode(record.get(b"above", b"[]"), type=list[list[str]])
+        except msgspec.MsgspecError:  # another program has written it
+            above = []
+        return [*above, [run.queue, lane.decode("utf-8", "replace")] if lane else []]
 
     def add(self, key: str, call: Call[Any], client: Client) -> None:
         """Note that the run starts a job. It is sent when the run waits for something, or ends.
@@ -137,6 +171,7 @@ class Children:
             "life": self._flow.life,
             "key": child.key,
             "after": str(noted.after),
+            "above": encode_json(self._above()).decode(),
         }
 
     def _id_of(self, key: str) -> str:

@@ -688,6 +688,7 @@ class ConsumerServices:
     reconciler: Reconciler
     values: StoredValues | None = None
     redacts: bool = False
+    deploy: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -952,9 +953,9 @@ class QueueConsumer:
 
     # Running tasks
 
-    def report_progress(self, run: Run[Any], done: float | None, message: str) -> None:
+    def report_progress(self, run: Run[Any], done: float | None, message: str, value: bytes = b"") -> None:
         """Send the progress that a run reported. From any thread."""
-        self._services.reports.report(run, done, message)
+        self._services.reports.report(run, done, message, value)
 
     def extend(self, run: Run[Any], seconds: float) -> None:
         """Move the deadline of a run to `seconds` from now. From any thread."""
@@ -968,6 +969,11 @@ class QueueConsumer:
     def base(self) -> str:
         """The base of the keys of the queue, or of this shard of it."""
         return self.keys.base
+
+    @property
+    def deploy(self) -> int:
+        """The number of the version of the application; 0: it has none."""
+        return self._services.deploy
 
     def note_children(self, run: Run[Any], children: Sequence[Child]) -> Future[NotedChildren]:
         """Note that the run of a workflow starts jobs. From any thread."""

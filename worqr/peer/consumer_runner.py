@@ -891,6 +891,7 @@ class ConsumerRunner:
                 limits=consumer.options.limits,
                 lanes=consumer.options.lanes,
                 options=json.dumps(shown_fields(policy), separators=(",", ":")),
+                deploy=consumer.deploy,
             )
         )
         if changed:

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from worqr.batches import BatchInfo, BatchRef, EndedJob, ended_job_of, ended_of, ref_of
-from worqr.client.job import address_of, own_options
+from worqr.client.job import address_of, own_options, tagged
 from worqr.errors import UsageError
 from worqr.foreign import CONTEXT, no_such_attribute
 from worqr.peer.error_throttle import wait_done
@@ -183,6 +183,16 @@ class Context:
         """The number of this run of the job: 1 at the first. It counts all runs, and never falls; see `attempt`."""
         record = self._run.record
         return self.attempt + (0 if record is None else whole(record.get(b"earlier"), 0))
+
+    @property
+    def began_with(self) -> int | None:
+        """The ``Mesh(deploy=...)`` of the run that stored the first step or wait of this job; None if that mesh has none. Before
+        anything is stored, that of this mesh. A put-back keeps it, and another payload begins anew.
+        """
+        record: Mapping[bytes, bytes] = self._run.record or {}
+        if b"began_with" in record or b"entries" in record:
+            return whole(record.get(b"began_with"), 0) or None
+        return self._run.host.deploy or None
 
     @property
     def suspending(self) -> bool:
@@ -385,6 +395,35 @@ def _finite(done: object) -> float | None:
 
 current_context: ContextVar[Context] = ContextVar("worqr.current")
 """The context that this code last asked for; it may belong to another run."""
+
+
+MAX_VALUE: Final = 64 * 1024
+"""The most bytes of a value that a run shows."""
+
+
+def state(value: object, /) -> None:
+    """Set what other programs may read of this job now: ``(await job.status()).value``. From any thread; this never waits.
+
+    It replaces the value that was set before. It stays while the job waits for its next run, also while a workflow is suspended,
+    and is deleted when the job ends, or when a dispatch of its id brings another payload. Updates are limited to 10 per second;
+    only the latest is sent, at the end of the run at the latest. A worker that dies may not have sent it.
+
+    Args:
+        value: What JSON can encode, bytes, or None; at most 64 KiB. The run of a list handler sets it for each of its calls.
+
+    Raises:
+        UsageError: The value is not valid; or outside a handler.
+    """
+    run = current_run.get(None)
+    if run is None:
+        raise UsageError("worqr.state() is only known inside a handler; in a test, inside worqr.testing.context()")
+    stored = tagged(value, "the state of the run")
+    if len(stored) > MAX_VALUE:
+        raise UsageError(
+            f"the state of the run has {len(stored):,} bytes, and at most {MAX_VALUE:,} are stored: store what is large "
+            "elsewhere, and pass its name"
+        )
+    run.report_value(stored)
 
 
 def current() -> Context:

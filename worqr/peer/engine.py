@@ -137,7 +137,7 @@ class Engine:
         self.stuck: StuckHandlerMonitor = StuckHandlerMonitor(self.consumers, self.slots, after=settings.stuck_after)
         services = ConsumerServices(
             *(link, self.session, self.scheduler, self.slots, self.settler, self.reports, self.reconciler),
-            *(settings.values, settings.redact_errors),
+            *(settings.values, settings.redact_errors, settings.deploy),
         )
         self.queues: ConsumerRunner = ConsumerRunner(
             settings, services, self.executors, self.consumers, self.stuck, self.spawn

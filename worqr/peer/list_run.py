@@ -285,7 +285,12 @@ class ListRun(Run[Any]):
             "`await worqr.current().items[0].save(...)`, or use a handler of one task"
         )
 
-    def report_progress(self, done: float | None, message: str) -> None:
+    def report_progress(self, done: float | None, message: str, value: bytes = b"") -> None:
         """Report the same progress for each of its calls; from any thread."""
         for item in self.items:
-            item.report_progress(done, message)
+            item.report_progress(done, message, value)
+
+    def report_value(self, value: bytes) -> None:
+        """Report the same value for each of its calls; from any thread."""
+        for item in self.items:
+            item.report_value(value)

@@ -32,7 +32,7 @@ from worqr.ops import Child, NotedChildren, Result, Wait
 from worqr.policy import POLICY_FIELDS, Failure, Policy, RetryDecision, Undecodable, decide_retry
 from worqr.records import CancelReason, Failed
 from worqr.remote_error import TRACEBACKS_STEP, Description, describe, failed_record, redacted_step
-from worqr.stored_values import whole
+from worqr.stored_values import finite, whole
 from worqr.tracebacks import is_a, text_of
 from worqr.validation import check_text, encode_json, name_of, qualname_of
 
@@ -510,6 +510,8 @@ class Save(NamedTuple):
     """The run has asked for all that earlier runs have stored, so a new result is progress."""
     refused: bool = False
     """Nothing is saved: `step` is the key of a wait, whose value does not count."""
+    took: int | None = None
+    """The ms that the step took."""
 
 
 class Suspension(NamedTuple):
@@ -547,8 +549,8 @@ class RunHost(Protocol):
         """Return the policy of a job with these fields."""
         ...
 
-    def report_progress(self, run: Run[Any], done: float | None, message: str, /) -> None:
-        """Send the progress of a run. From any thread."""
+    def report_progress(self, run: Run[Any], done: float | None, message: str, value: bytes, /) -> None:
+        """Send the progress of a run, and its value; empty: it stays. From any thread."""
         ...
 
     def extend(self, run: Run[Any], seconds: float, /) -> None:
@@ -576,6 +578,11 @@ class RunHost(Protocol):
     @property
     def hides_arguments(self) -> bool:
         """The mesh has a codec: the names of steps and jobs of workflows have digests of arguments."""
+        ...
+
+    @property
+    def deploy(self) -> int:
+        """The number of the version of the application; 0: it has none."""
         ...
 
 
@@ -926,10 +933,17 @@ class Run(Generic[Host]):
 
     # Called by its handler
 
-    def report_progress(self, done: float | None, message: str) -> None:
-        """Pass a progress report to the host; from any thread."""
-        self._become_job()
-        self.host.report_progress(self, done, message)
+    def report_progress(self, done: float | None, message: str, value: bytes = b"") -> None:
+        """Pass a progress report to the host; from any thread. `value`: as `ops.Progress` has it."""
+        record = self._become_job()
+        record[b"progress"], record[b"message"] = b"" if done is None else repr(done).encode(), message.encode()
+        self.host.report_progress(self, done, message, value)
+
+    def report_value(self, value: bytes) -> None:
+        """Pass a value to the host, with the progress as it is; from any thread."""
+        record = self._become_job()
+        message = record.get(b"message", b"").decode("utf-8", "replace")
+        self.report_progress(finite(record.get(b"progress")), message, value)
 
     def _become_job(self) -> JobFields:
         with _BECOMING:  # two threads of a handler may save at the same time

@@ -25,7 +25,7 @@ from worqr.errors import ClaimLost, UsageError
 from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.ops import MAX_ITEMS, Child, NotedChildren
+from worqr.ops import MAX_ITEMS, Child, NotedChildren, Progress
 from worqr.peer.run import FULL, Run, Save, opened_end, redacted_save, sealed_save
 from worqr.policy import Failure, Undecodable
 
@@ -49,7 +49,8 @@ class RunReports:
     """
 
     def __init__(self, link: Link, values: StoredValues | None = None, *, redacts: bool = False) -> None:
-        self.unsent: dict[tuple[str, int], tuple[Run[QueueConsumer], float | None, str]] = {}
+        self.unsent: dict[tuple[str, int], tuple[Run[QueueConsumer], Progress]] = {}
+        self._adding = threading.Lock()
         self._link = link
         self._values = values
         self._redacts = redacts
@@ -112,7 +113,7 @@ class RunReports:
         if save.refused:
             call = ops.refuse_event(*claim, save.step)
         else:
-            call = ops.save_state(*claim, save.number, save.step, save.value, progress=save.progress)
+            call = ops.save_state(*claim, save.number, save.step, save.value, progress=save.progress, took=save.took)
         self._link.post(call, replied, owner=run.registration)
 
     def note_children(self, run: Run[Any], children: Sequence[Child]) -> Future[NotedChildren]:
@@ -158,15 +159,18 @@ class RunReports:
 
     # Progress
 
-    def report(self, run: Run[QueueConsumer], done: float | None, message: str) -> None:
-        """Keep the progress of `run`, to be sent. From any thread: adding to a dict is atomic.
+    def report(self, run: Run[QueueConsumer], done: float | None, message: str, value: bytes = b"") -> None:
+        """Keep the progress of `run`, to be sent, with the value that was not sent yet. From any thread.
 
         The thread may run another loop, in which the event of the peer's loop must not be set. The thread may also outlive the
         peer's loop.
         """
         claim = (run.host.keys.base, run.fence)
-        is_listed = claim in self.unsent
-        self.unsent[claim] = (run, done, message)
+        with self._adding:  # two threads of a run may report at the same time
+            before = self.unsent.get(claim)
+            is_listed = before is not None
+            value = value or (before[1].value if before else b"")
+            self.unsent[claim] = (run, Progress(run.fence, done, message, value))
         if not is_listed:
             if self._in_loop:
                 self._reported.set()
@@ -184,11 +188,11 @@ class RunReports:
 
     def send_once(self) -> None:
         """Send the latest report of each run. The server ignores reports of claims that have ended."""
-        reports: dict[QueueConsumer, list[tuple[int, float | None, str]]] = {}
+        reports: dict[QueueConsumer, list[Progress]] = {}
         for claim in list(self.unsent):
-            run, done, message = self.unsent.pop(claim)
+            run, report = self.unsent.pop(claim)
             if not run.registration.dead:
-                reports.setdefault(run.host, []).append((run.fence, done, message))
+                reports.setdefault(run.host, []).append(report)
         for consumer, batch in reports.items():
             registration = consumer.registration
             if registration is not None and not registration.dead:
@@ -198,15 +202,24 @@ class RunReports:
     def send_before_end(self, keys: QueueKeys, registration: Registration, claims: Sequence[int]) -> None:
         """Send the unsent reports of claims which the next request ends. Costs nothing if there are none."""
         if self.unsent:
-            ending = [(claim, self.unsent.pop((keys.base, claim), None)) for claim in claims]
-            reports = [(claim, *report[1:]) for claim, report in ending if report is not None]
+            ending = [self.unsent.pop((keys.base, claim), None) for claim in claims]
+            reports = [found[1] for found in ending if found is not None]
             if reports:
                 self._send(keys, registration, reports)
 
-    def _send(
-        self, keys: QueueKeys, registration: Registration, reports: Sequence[tuple[int, float | None, str]]
-    ) -> None:
-        self._link.post(ops.note_progress(keys, registration.worker, reports), self._answered, owner=registration)
+    def _send(self, keys: QueueKeys, registration: Registration, reports: Sequence[Progress]) -> None:
+        stored = [self._sealed(report) if report.value else report for report in reports]
+        self._link.post(ops.note_progress(keys, registration.worker, stored), self._answered, owner=registration)
+
+    def _sealed(self, report: Progress) -> Progress:
+        """Return a report with its value as the mesh stores it; without it, if the codec cannot encode it."""
+        if self._values is None:
+            return report
+        try:
+            return report._replace(value=self._values.encode_tagged(report.value))
+        except UsageError as error:
+            self._answered(None, error)
+            return report._replace(value=b"")
 
     @staticmethod
     def _answered(_noted: int | None, failure: Exception | None) -> None:

@@ -192,6 +192,7 @@ class _Step(Generic[R]):
         self._hint, self._arrival = _return_type(name, fn)
         self._changed = ""
         self._pause: float | None = None
+        self._began = time.monotonic()
         self._flow = self.run.flow
         self._state = self.run.saved_state()
         if self._flow is not None:
@@ -227,7 +228,7 @@ class _Step(Generic[R]):
                 since = () if policy.retry_for is None else (self._since,)
                 return Save(tries, self._name, encode_json([described.type, described.message, *since]))
         self.result = b"failed " + encode_json([described.type, described.message, described.traceback])
-        return Save(0, self._name, self.result, self._has_progressed)
+        return Save(0, self._name, self.result, self._has_progressed, took=self._took)
 
     def _has_time_for(self, delay: float, policy: Policy) -> bool:
         """Return True if the next try may begin after `delay` seconds. The clocks are those of the workers."""
@@ -274,6 +275,11 @@ class _Step(Generic[R]):
         return Wait(key, "sleep", in_ms=round(self._pause * 1000))
 
     @property
+    def _took(self) -> int:
+        """The ms since the step began in this run."""
+        return round((time.monotonic() - self._began) * 1000)
+
+    @property
     def _has_progressed(self) -> bool:
         return self.run.policy.counts_anew() and self._state.asked_for_all
 
@@ -294,7 +300,7 @@ class _Step(Generic[R]):
         """Send the result to the server, or what is given."""
         if save is None:
             assert self.result is not None
-            save = Save(0, self._name, self.result, self._has_progressed)
+            save = Save(0, self._name, self.result, self._has_progressed, took=self._took)
         return self.run.save(save)
 
     def saved(self, done: Future[None]) -> None:

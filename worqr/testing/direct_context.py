@@ -13,6 +13,7 @@ import trio
 
 from worqr.batches import BatchInfo, BatchRef, EndedJob, with_result
 from worqr.client.client import Client
+from worqr.client.inspection import shown_value
 from worqr.client.producer import Call
 from worqr.codecs import StoredValues
 from worqr.errors import JobCancelled, JobFailed, UsageError
@@ -40,8 +41,10 @@ class _NoConsumer:
         self.policy = Policy()
         self.values: StoredValues | None = None
         self.hides_arguments = False
+        self.deploy = 0
         self.state = state
         self.reported: list[tuple[float | None, str]] = []
+        self.values_shown: list[Any] = []
         self.extended: list[float] = []
         self.saves: list[bytes] = []
         self.steps: dict[str, Any] = {}
@@ -49,8 +52,11 @@ class _NoConsumer:
     def policy_with(self, own: PolicyFields) -> Policy:
         return self.policy
 
-    def report_progress(self, run: Run[Any], done: float | None, message: str) -> None:
-        self.reported.append((done, message))
+    def report_progress(self, run: Run[Any], done: float | None, message: str, value: bytes = b"") -> None:
+        if value:
+            self.values_shown.append(shown_value(value))
+        else:
+            self.reported.append((done, message))
 
     def extend(self, run: Run[Any], seconds: float) -> None:
         self.extended.append(seconds)
@@ -186,6 +192,7 @@ class DirectContext(Context):
     Attributes:
         started: The calls of the jobs that a workflow started with ``function.run(...)``, in order.
         reported: What the handler reported with `progress`, in order: the number and the message.
+        states: The values that it passed to ``worqr.state``, in order, as JSON has them.
         extended: What it passed to `extend`, in seconds.
         saves: The bytes that it saved, in order.
         steps: The results of the steps that it took, by name, as JSON has them.
@@ -203,6 +210,7 @@ class DirectContext(Context):
         self._ended_batch = ended_batch
         self._ended_job = ended_job
         self.reported: list[tuple[float | None, str]] = run.host.reported
+        self.states: list[Any] = run.host.values_shown
         self.extended: list[float] = run.host.extended
         self.saves: list[bytes] = run.host.saves
         self.steps: dict[str, Any] = run.host.steps
@@ -228,11 +236,14 @@ class DirectListContext(ListContext, DirectContext):
     """What ``worqr.current()`` returns inside `context` for a handler that takes a list."""
 
 
-def _kept(meta: Mapping[str, str] | None, saved: bytes | None, steps: Mapping[str, object]) -> list[bytes]:
+def _kept(
+    meta: Mapping[str, str] | None, saved: bytes | None, steps: Mapping[str, object] | None, began_with: int | None
+) -> list[bytes]:
     """Return the meta and what earlier runs saved, as the record has them: names and values in turn."""
     found = [b"meta", str(encode_options({"meta": meta})["meta"]).encode()] if meta else []
     found += [] if saved is None else [b"saved", check_saved(saved), b"saved_number", b"1"]
-    for name, result in steps.items():
+    found += [] if began_with is None else [b"began_with", b"%d" % check_count(began_with, "began_with")]
+    for name, result in (steps or {}).items():
         found += [b"step:" + check_step(name).encode(), encode_step(name, result)]
     return found
 
@@ -248,6 +259,7 @@ def context(
     state: Any = None,
     saved: bytes | None = None,
     steps: Mapping[str, object] | None = None,
+    began_with: int | None = None,
     events: Mapping[str, Sequence[object]] | None = None,
     ends: Mapping[str, Sequence[object]] | None = None,
     calls: int | None = None,
@@ -270,6 +282,7 @@ def context(
         state: The value that the mesh's lifespan would yield.
         saved: What an earlier run saved.
         steps: The results of the steps that earlier runs took, by name. The functions of these steps are not called.
+        began_with: The `deploy` of the mesh that ran the job first.
         events: For a workflow: the values that it waits for, by the name of the event, each a list in order. None in a list, and
             a list that has ended: the wait is over without a value, if it has a timeout. With `events` or `ends`, sleeps end at
             once.
@@ -291,7 +304,7 @@ def context(
     """
     check_count(failures, "failures", least=0)
     fence, host = time.time_ns() // 1000, _NoConsumer(state, queue)
-    shared = [b"task", check_task(task, _MOST), b"failures", b"%d" % failures, *_kept(meta, saved, steps or {})]
+    shared = [b"task", check_task(task, _MOST), b"failures", b"%d" % failures, *_kept(meta, saved, steps, began_with)]
 
     def entry(id: str) -> list[bytes]:
         return [b"id", check_id(id, generated=True).encode(), *shared]

@@ -237,7 +237,7 @@ class RecordedJob(Job[R]):
 
     __slots__ = ()
 
-    async def status(self) -> Status:
+    async def status(self, kind: Any = None) -> Status:
         """Return the state ``waiting``."""
         return Status("waiting", worker=None, since=None, run_at=None, progress=None, message="", failures=0)
 

@@ -491,6 +491,7 @@ TIME_LINE: Final = Table(
         column("began", TIME),
         column("until", TIME),
         column("ended", TIME),
+        column("seconds", SECONDS, "took"),
         column("size", SIZE),
         error(24),
     )
@@ -508,7 +509,7 @@ def open_waits(record: JobRecord, name: str = "") -> list[Entry]:
 def entry_fields(entry: Entry) -> dict[str, Any]:
     """Return an entry of a time line for JSON."""
     error = None if entry.error is None else {"type": entry.error.type, "message": entry.error.message}
-    return {**fields_of(entry), "error": error}
+    return {**fields_of(entry), "seconds": entry.seconds, "error": error}
 
 
 FAILED: Final = Table(

@@ -718,6 +718,7 @@ def _request(function: Name, run: Run[RunHost], carrier: dict[str, str]) -> RunR
         ),
         calls,
         hides_arguments=run.host.hides_arguments,
+        deploy=run.host.deploy,
     )
 
 
@@ -739,12 +740,12 @@ async def _on_report(run: Run[RunHost], ended: list[CallEnded], what: Report) ->
                 return await _save(item, what)
             if isinstance(what, Starting):
                 return await _start(item, what)
-            item.report_progress(what.done, what.message)
+            item.report_progress(what.done, what.message, what.value)
     return None
 
 
 async def _save(run: Run[Any], what: Saving) -> SaveReply:
-    save = Save(what.number, what.step, what.value, what.progress, what.refused)
+    save = Save(what.number, what.step, what.value, what.progress, what.refused, what.took)
     await wait_done(done := run.save(save))
     if (error := done.exception()) is None:
         run.saved_state().note_saved(save)  # for the next run, if this one is suspended and keeps its claim

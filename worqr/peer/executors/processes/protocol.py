@@ -168,8 +168,8 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
 class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """One run: the claim's entry from the start's reply, and the options of its handler. `base`: of the keys of its queue.
     `id_suffix`: the suffix of the ids that are generated there. `left`: seconds to its deadline. `carrier`: the context of its
-    trace. `calls`: claims and entries of the calls of a list handler; None: it is no list handler. `hides_arguments`: as in
-    `RunHost`.
+    trace. `calls`: claims and entries of the calls of a list handler; None: it is no list handler. `hides_arguments`,
+    `deploy`: as in `RunHost`.
     """
 
     function: Name
@@ -183,14 +183,16 @@ class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     carrier: dict[str, str]
     calls: list[tuple[int, bytes | list[bytes]]] | None
     hides_arguments: bool = False
+    deploy: int = 0
 
 
 class Progressed(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The run reported the progress of one of its claims."""
+    """The run reported the progress of one of its claims, and its value; empty: it stays."""
 
     fence: int
     done: float | None
     message: str
+    value: bytes = b""
 
 
 class Extended(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -208,6 +210,7 @@ class Saving(msgspec.Struct, tag=True, array_like=True, frozen=True):
     value: bytes
     progress: bool
     refused: bool
+    took: int | None = None
 
 
 class Starting(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -131,12 +131,14 @@ class ChildProgress:
         with self._changed:
             self._running = claimed
 
-    def report(self, run: Run[Any], done: float | None, message: str) -> None:
-        """Send the progress of a run, now or later. From any thread."""
+    def report(self, run: Run[Any], done: float | None, message: str, value: bytes = b"") -> None:
+        """Send the progress of a run, now or later. From any thread. A value that was not sent yet stays."""
         with self._changed:
             if not any(run is each for each in self._running):
                 return
-            self._unsent[run.fence] = Progressed(run.fence, done, message)
+            before = self._unsent.get(run.fence)
+            value = value or (before.value if before else b"")
+            self._unsent[run.fence] = Progressed(run.fence, done, message, value)
             if time.monotonic() - self._sent >= REPORT_EVERY:
                 self._send()
                 return
@@ -243,10 +245,11 @@ class ProcessHost:
         self.id_suffix: str = request.id_suffix
         self.policy: Policy = request.policy
         self.hides_arguments: bool = request.hides_arguments
+        self.deploy: int = request.deploy
         self.values: StoredValues | None = None
         self.state = state
         self._pipe = pipe
-        self.report_progress: Callable[[Run[Any], float | None, str], None] = progress.report
+        self.report_progress: Callable[[Run[Any], float | None, str, bytes], None] = progress.report
         self.save: Callable[[Run[Any], Save], Future[None]] = saves.save
         self.note_children: Callable[[Run[Any], Sequence[Child]], Future[NotedChildren]] = saves.note_children
 
