@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from worqr.client.client import Client
     from worqr.link.messages import Subscription
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LEASE: Final = 10.0
 """Seconds after which the permits of a program that died are free."""
