@@ -423,7 +423,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             Permit: The permit.
 
         Raises:
-            UsageError: The limit has no name, no program has given its numbers, or the cost is above its rate; or outside `connect`
+            UsageError: The limit has no name, no program gave its numbers, or the cost is above its rate; or outside `connect`
                 and `join`.
             Unavailable: The server did not reply within `patience`, before the block began.
         """
