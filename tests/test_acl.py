@@ -91,6 +91,7 @@ SCRIPTS = {
             "send_event",
         ),
         *("note_queues", "list_shards", "hold_follow_ups", "shorten_sent", "read_topics"),
+        *("take_permit", "renew_permits", "return_permit"),
         *("open_batch", "open_part", "seal_batch", "close_part", "cancel_batch", "read_batch", "read_part"),
         *RELAY_SCRIPTS,
     },

@@ -18,7 +18,7 @@ from tests.ops.scene import CALLS, NO_SCENE
 from tests.support.cases import of_each
 from worqr import ops
 from worqr.cron import AHEAD_MS
-from worqr.keys import QueueKeys, RegistryKeys
+from worqr.keys import LimitKeys, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts, script
 from worqr.lua.assembler import SHORT_CALLS, Definition, library, names, strip, tokens, transactions
 
@@ -119,7 +119,7 @@ def test_a_header_has_all_its_lines(name: str) -> None:
 @of_each("name", SCRIPTS)
 def test_the_base_is_the_only_key_and_bound_first(name: str) -> None:
     body = read(name).body
-    assert re.match(r"local (queue|mesh) = KEYS\[1\]\n", body)
+    assert re.match(r"local (queue|mesh|limit) = KEYS\[1\]\n", body)
     assert body.count("KEYS[") == 1
     assert not re.search(r"\bKEYS\b", "".join(each.code for each in needed(reached(name))))
 
@@ -325,6 +325,7 @@ def test_unpack_is_bounded() -> None:
         ("queue", "items"),
         ("claims", "named"),
         ("registry", "unused"),
+        ("limits", "lapsed"),  # 1000 at most
         ("limits", "claims"),  # of one request, 1000 at most
         ("limits", "claims, from, math.min(from + 999, #claims"),
         ("limits", "running, from, math.min(from + 999, #running"),
@@ -475,7 +476,7 @@ def test_lua_and_python_agree_on_how_far_ahead_a_cursor_may_be() -> None:
 
 def test_what_several_transactions_share_stands_once_and_what_one_alone_needs_stands_in_its_branch() -> None:
     groups = [group for sha in {each.sha for each in all_scripts()} if len(group := of_one_script(sha)) > 1]
-    assert len(groups) == 2
+    assert len(groups) == 3
     for group in groups:
         text = group[0].text
         definitions = re.findall(r"^(?:function shared\.(\w+)\(|shared\.(\w+) = )", text, re.MULTILINE)
@@ -518,7 +519,8 @@ def test_an_operation_fills_the_slots_of_its_script(name: str) -> None:
     call, source = CALLS[name](q, g, NO_SCENE), read(name)
     assert call.script is script(name)
     assert call.numbered == source.numbered
-    assert call.base == (q.base if source.body.startswith("local queue") else g.base)
+    bases = {"queue": q.base, "mesh": g.base, "limit": LimitKeys("p", "Q2").base}
+    assert call.base == bases[source.body.split()[1]]
     if source.args and source.args[-1].rest:
         assert len(call.args) >= len(source.args)
     else:

@@ -41,7 +41,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tools.pages import DOCS, blocks_of
 from worqr import ops
-from worqr.keys import MARKER, BatchKeys, LaneKeys, QueueKeys, RegistryKeys, RoomKeys
+from worqr.keys import MARKER, BatchKeys, LaneKeys, LimitKeys, QueueKeys, RegistryKeys, RoomKeys
 from worqr.lua import script
 
 pytestmark = [pytest.mark.one_server, pytest.mark.timeout(180)]
@@ -81,7 +81,8 @@ def test_every_key_has_its_type_in_the_table() -> None:
     }
     spelled: dict[str, str] = {}
     queue = QueueKeys("worqr", "Q1")
-    for keys in (queue, LaneKeys(queue), RoomKeys(queue), BatchKeys(queue), RegistryKeys("worqr")):
+    limit = LimitKeys("worqr", "Q1")
+    for keys in (queue, LaneKeys(queue), RoomKeys(queue), BatchKeys(queue), limit, RegistryKeys("worqr")):
         for name, member in vars(type(keys)).items():
             if isinstance(member, property):
                 key, said = getattr(keys, name), member.__doc__ or ""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.events import EndedTask as EndedTask
     from worqr.client.events import Event as Event
     from worqr.client.job import Job as Job
+    from worqr.client.permits import Permit as Permit
     from worqr.client.producer import Call as Call
     from worqr.client.producer import Sending as Sending
     from worqr.client.producer import SendingOptions as SendingOptions
@@ -144,6 +145,7 @@ _HOMES = {
     "worqr.client.dead_letters": "DeadLetters",
     "worqr.client.events": "ConnectionEvent EndedTask Event",
     "worqr.client.job": "Job",
+    "worqr.client.permits": "Permit",
     "worqr.client.queue": "Queue",
     "worqr.client.sync": "sync sync_block",
     "worqr.client.stored_schedules": "AppliedSchedules ScheduleHandle StoredScheduleOptions",

@@ -163,6 +163,54 @@ class RoomKeys:
         return f"{self.queue.base}:room:{name}"
 
 
+# The keys of a named limit.
+#
+# `worqr/lua/limits.lua` says what is in them.
+
+
+@dataclass(frozen=True, slots=True)
+class LimitKeys:
+    """The keys and the channel of the limit `name`, in the slot of the queue of that name. All but the base expire in a minute,
+    or after the period.
+    """
+
+    prefix: str
+    name: str
+
+    @property
+    def base(self) -> str:
+        """HASH: its limits as text, until 30 days after the last permit."""
+        return f"{self.prefix}:{{{self.name}}}-limit"
+
+    @property
+    def held(self) -> str:
+        """ZSET of the permits that are held, by the end of their lease in ms."""
+        return f"{self.base}:held"
+
+    @property
+    def permits(self) -> str:
+        """HASH: permit -> its cost, then the period and the moment of its start for each rate."""
+        return f"{self.base}:permits"
+
+    @property
+    def turn(self) -> str:
+        """STRING: the permit that is granted next."""
+        return f"{self.base}:turn"
+
+    @property
+    def free(self) -> str:
+        """Channel: a permit was given back."""
+        return f"{self.base}:free"
+
+    def moments(self, period: str) -> str:
+        """LIST: the moments in ms at which permits were started in the last `period` ms, the newest first."""
+        return f"{self.base}:moments:{period}"
+
+    def costs(self, period: str) -> str:
+        """HASH: moment -> the cost of what was started at it, and their `total`."""
+        return f"{self.base}:costs:{period}"
+
+
 MAX_NAME: Final = 200
 
 """Bytes of UTF-8 in a queue name, a prefix or a worker label."""

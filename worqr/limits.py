@@ -18,6 +18,7 @@ import msgspec
 
 from worqr.errors import UsageError
 from worqr.foreign import LIMIT, explained_class
+from worqr.keys import check_name
 from worqr.validation import Seconds, check_between, check_count, check_text, seconds
 
 MOST: Final = 1_000_000
@@ -51,7 +52,8 @@ class Limit:
     The concurrency and the rate are 1 to 1,000,000. `per` is 0.01 s to 31 days, 1 s if it is not given.
 
     Raises:
-        UsageError: Neither a concurrency nor a rate is given, `per` is given without a rate, or a number is out of its bounds.
+        UsageError: Neither a concurrency nor a rate is given, `per` is given without a rate, a number is out of its bounds, or
+            the name is not valid.
     """
 
     concurrency: int | None = None
@@ -60,8 +62,14 @@ class Limit:
     """The number of tasks that may start in any period of `per` seconds; None: any number."""
     per: Seconds | None = field(default=None, kw_only=True)
     """The period in seconds; None without a rate."""
+    name: str | None = field(default=None, kw_only=True)
+    """The name under which code of several functions and programs shares the limit, by ``mesh.limit``; None: it is the limit of
+    one function.
+    """
 
     def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name(self.name, "name of a Limit")
         if self.concurrency is None and self.rate is None:
             raise UsageError("a Limit needs a concurrency or a rate: write Limit(10), or Limit(rate=100, per=60)")
         _check_number(self.concurrency, "concurrency")
@@ -117,7 +125,7 @@ def check_limits(value: object, where: str) -> tuple[Limit, ...]:
     """Return one limit, or a collection of them, as a tuple.
 
     Raises:
-        UsageError: it is something else, or there are too many.
+        UsageError: it is something else, or there are too many, or one has a name.
     """
     limits = (value,) if isinstance(value, Limit) else value
     if not isinstance(limits, Collection) or not all(
@@ -127,6 +135,11 @@ def check_limits(value: object, where: str) -> tuple[Limit, ...]:
     found = tuple(cast("Collection[Limit]", limits))
     if len(found) > MOST_LIMITS:
         raise UsageError(f"{where}: a queue may have {MOST_LIMITS} limits, not {len(found)}")
+    if (named := next((each.name for each in found if each.name is not None), None)) is not None:
+        raise UsageError(
+            f"{where}: the limit {named!r} has a name, so that several functions share it: leave the name out here, and write "
+            f"`async with mesh.limit(...)` in the functions"
+        )
     return found
 
 

@@ -202,6 +202,14 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "queue error repeated",
     ),
     "leave.accepted": _event(INFO, "the server lets this worker leave the queue again", "queue"),
+    "limit.replaced": _event(
+        WARNING, "programs give different numbers for one named limit; once for each of them", "limit before limits"
+    ),
+    "permit.unrenewed": _event(
+        WARNING,
+        "the permits of a named limit that this program holds could not be renewed, and may be granted to others",
+        "limit count error",
+    ),
     "limits.changed": _event(
         INFO, "a worker has declared other limits of a queue, or other rules of its lanes", "queue limits"
     ),
@@ -478,6 +486,7 @@ FIELDS: Final[dict[str, str]] = {
     "table": "the table of an outbox",
     "row": "the id of a row of an outbox",
     "key": "a key on the server",
+    "limit": "the name of a limit that several functions share",
     "limits": "what may start in the whole mesh, in words",
     "wait": "the name of a wait of a workflow",
     "waits": "the names of what a workflow waits for, at most ten",
@@ -487,7 +496,7 @@ FIELDS: Final[dict[str, str]] = {
     "outcome": "what the server made of a firing",
     "server": "the server, without its password",
     "address": "where the program listens",
-    "before": "the server that was the primary before",
+    "before": "the server that was the primary before; the limits that held before",
     "service": "the name that the Sentinels know the primary by",
     "pending": "how many requests wait for the server",
     "policy": "the server's `maxmemory-policy`",

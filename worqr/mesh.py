@@ -16,6 +16,7 @@ from worqr.client.client import CONNECT, JOIN, Client, ClientSettings, async_blo
 from worqr.client.fleet import Fleet
 from worqr.client.inspection import queues_of
 from worqr.client.job import Delivery, Job, read_address, send_value
+from worqr.client.permits import Permit, permit_block
 from worqr.client.producer import Call, SendMiddleware, named_call
 from worqr.client.queue import Queue
 from worqr.client.stored_schedules import StoredSchedules
@@ -30,6 +31,7 @@ from worqr.hosting import service
 from worqr.hosting.peer_factory import PeerFactory, WorkerSettings
 from worqr.hosting.peer_thread import ThreadPeer
 from worqr.keys import QueueKeys, check_name, check_shards
+from worqr.limits import Limit
 from worqr.link import Credentials, GivenCredentials
 from worqr.mesh_records import QueueInfo
 from worqr.peer.context import current
@@ -52,6 +54,10 @@ else:
 BATCH_OPTIONS: Final = (
     "write `async with mesh.batch(...) as batch:`, or without an event loop "
     "`with worqr.sync_block(mesh.batch, ...) as batch:`"
+)
+
+LIMIT_HINT: Final = (
+    "write `async with mesh.limit(...):`, or without an event loop `with worqr.sync_block(mesh.limit, ...):`"
 )
 
 
@@ -400,6 +406,29 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
         """
         return sent_by("mesh.dispatch_many", self._client.producer.dispatch_many(calls))
+
+    @async_block(LIMIT_HINT)
+    async def limit(self, limit: Limit | str, *, cost: int = 1) -> AsyncGenerator[Permit]:
+        """Hold a permit of a limit that several functions and programs share, for the length of a block.
+
+        The block begins when the limit allows it, and a wait counts toward the timeout of a handler. A permit that is held counts
+        against the concurrency until the block ends, however it ends. If the process dies, the permit is free after 10 s.
+
+        Args:
+            limit: A `Limit` with a name, the same in all programs: ``OPENAI = worqr.Limit(20, name="openai")``. If its numbers
+                differ, the newest hold. Or the name alone, of a limit that a program has used within 30 days.
+            cost: How much of the rate it takes; an estimate, which ``permit.cost(n)`` replaces by what was used. 0 to 1,000,000.
+
+        Yields:
+            Permit: The permit.
+
+        Raises:
+            UsageError: The limit has no name, no program gave its numbers, or the cost is above its rate; or outside `connect`
+                and `join`.
+            Unavailable: The server did not reply within `patience`, before the block began.
+        """
+        async with permit_block(self._client, limit, cost) as permit:
+            yield permit
 
     @async_block(BATCH_OPTIONS)
     async def batch(self, *, parent: Batch | None = None, **options: Unpack[BatchOptions]) -> AsyncGenerator[Batch]:

@@ -23,7 +23,7 @@ from worqr.client.client import MAX_PATIENCE
 from worqr.cron import Definition, Trigger, at, ms_of
 from worqr.handler_options import PATIENT
 from worqr.hosting import service
-from worqr.keys import BatchKeys, QueueKeys, RegistryKeys
+from worqr.keys import BatchKeys, LimitKeys, QueueKeys, RegistryKeys
 from worqr.link import answer_timeout, connector
 from worqr.link import settings as link_settings
 from worqr.link.failures import _ACTIONS  # pyright: ignore[reportPrivateUsage]
@@ -211,9 +211,11 @@ def test_every_key_and_channel_is_on_the_page() -> None:
     }
     there = shapes(QueueKeys("worqr", "Q1"), arguments) | shapes(RegistryKeys("worqr"), arguments)
     there |= shapes(BatchKeys(QueueKeys("worqr", "Q1")), {"id": "ID", "token": "TOKEN"})
+    there |= shapes(LimitKeys("worqr", "Q1"), {"period": "MS"})
     text = (REFERENCE / "wire.md").read_text("utf-8")
     assert {key for key in there - {"", "{worqr}"} if f"`{key}`" not in text} == set()
     written = {end for script in all_scripts() for end in re.findall(r"\.\. '(:[a-z_]+)'", script.text)}
+    written -= {":held", ":permits", ":turn", ":free"}  # of a named limit
     written -= {":parts", ":members", ":follow_ups"}  # they follow the key of a batch, and of a part
     assert {end for end in written if f"`worqr:{{Q1}}{end}`" not in text and f"`{{worqr}}{end}`" not in text} == set()
 

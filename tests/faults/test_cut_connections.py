@@ -20,7 +20,7 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr import ops
-from worqr.keys import QueueKeys, RegistryKeys
+from worqr.keys import LimitKeys, QueueKeys, RegistryKeys
 from worqr.lua import all_scripts
 
 
@@ -116,6 +116,7 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             await _life_of_stored_schedules(mesh)
             await _life_of_kept_jobs(mesh.queue("Q12"), prefix)
             await _life_of_outboxes(mesh, prefix)
+            await _life_of_a_permit(mesh, prefix)
             await _leave_a_corpse(mesh, prefix)
             with trio.fail_after(PATIENCE):  # the one is swept, the other found by the audit
                 while len(await mesh.workers()) > 1 or (await q.info()).workers > 1:
@@ -317,6 +318,16 @@ async def _life_of_outboxes(mesh: worqr.Mesh, prefix: str) -> None:
     assert (await mesh.queue("Q9").job("e:x").cancel()).waiting == 1
     assert await mesh.unsubscribe("Q9")
     await mesh._client.ask(ops.lease_outbox(keys, "shop:1", "me", 0))
+
+
+async def _life_of_a_permit(mesh: worqr.Mesh, prefix: str) -> None:
+    """What a block under a named limit sends, and the thread that renews its permit."""
+    keys = LimitKeys(prefix, "api")
+    async with mesh.limit(worqr.Limit(2, rate=9, per=60, name="api"), cost=3) as permit:
+        [held] = mesh._client.permits.held_of(keys)
+        await mesh._client.ask(ops.renew_permits(keys, [held], 10_000))
+        permit.cost(1)
+    assert await mesh._client.ask(ops.return_permit(keys, held)) is False
 
 
 async def _leave_a_corpse(mesh: worqr.Mesh, prefix: str) -> None:

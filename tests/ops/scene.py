@@ -14,7 +14,7 @@ from tests.ops.driver import BOOM, FUTURE, KEEPALIVE, LEASE, PAST, Desk, job
 from tests.ops.schedules import DEF, TASK, T, declare, declared, fire_schedule
 from worqr import ops
 from worqr.command import Command
-from worqr.keys import MARKER, BatchKeys, LaneKeys, QueueKeys, RegistryKeys, RoomKeys
+from worqr.keys import MARKER, BatchKeys, LaneKeys, LimitKeys, QueueKeys, RegistryKeys, RoomKeys
 from worqr.ops import Child, OutboxMessage, ScheduleRow, Tick, Wait
 
 KEPT = {"result_ttl": "60000"}
@@ -316,6 +316,9 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "list_marks": lambda q, g, scene: ops.list_marks(q, [scene.raw, scene.marked]),
     "lease_outbox": lambda q, g, scene: ops.lease_outbox(g, OUTBOX, "A", 60_000, '{"rows":2}'),
     "list_outboxes": lambda q, g, scene: ops.list_outboxes(g),
+    "take_permit": lambda q, g, scene: ops.take_permit(LimitKeys(g.prefix, "Q2"), "9 50/60000", "next", 5, 10_000),
+    "return_permit": lambda q, g, scene: ops.return_permit(LimitKeys(g.prefix, "Q2"), "held", 3),
+    "renew_permits": lambda q, g, scene: ops.renew_permits(LimitKeys(g.prefix, "Q2"), ["held"], 10_000),
     "declare_topics": lambda q, g, scene: ops.declare_topics(g, "Q1", b"{}", ["order.*"]),
     "read_topics": lambda q, g, scene: ops.read_topics(g),
     "drop_topics": lambda q, g, scene: ops.drop_topics(g, "Q1"),
@@ -415,6 +418,13 @@ def outdate(desk: Desk) -> None:
         desk.client.hset(desk.g.info(worker.decode()), mapping={"app": "shop", "deploy": 2})
 
 
+def take_permit(desk: Desk, keys: LimitKeys) -> None:
+    """A permit is held, a lease has ended, and a start has left the window."""
+    desk.call(ops.take_permit(keys, "9 50/60000", "held", 5, 60_000))
+    desk.client.zadd(keys.held, {"lapsed": PAST})
+    desk.client.rpush(keys.moments("60000"), PAST)
+
+
 BEFORE: dict[str, Callable[[Desk], object]] = {
     **dict.fromkeys(
         ("lease_prefix", "page_schedules", "read_outcomes", "read_schedules", "survey_schedules", "unstore_schedule"),
@@ -428,6 +438,10 @@ BEFORE: dict[str, Callable[[Desk], object]] = {
     **dict.fromkeys(
         ("declare_topics", "drop_topics", "read_topics"),
         lambda desk: desk.call(ops.declare_topics(desk.g, "Q1", b"{}", ["order.paid"])),
+    ),
+    **dict.fromkeys(
+        ("take_permit", "return_permit", "renew_permits"),
+        lambda desk: take_permit(desk, LimitKeys(desk.prefix, "Q2")),
     ),
     **dict.fromkeys(("drop_outdated_schedules", "drop_outdated_topics"), outdate),
     "trim_kept": lambda desk: desk.client.delete(*[key for key in desk.all_keys() if b":done:" in key]),

@@ -32,6 +32,14 @@ EXPIRING = (
         "{*}*:outcomes",
     ),
     *("{*}*:producer:*", "producer:*", "worker:*", "info:*", "queues", "waiting", "watched", "snapshot", "histories"),
+    *(
+        "{*}*-limit",
+        "{*}*-limit:held",
+        "{*}*-limit:permits",
+        "{*}*-limit:moments:*",
+        "{*}*-limit:costs:*",
+        "{*}*-limit:turn",
+    ),
     *("log", "schedules", "schedules_due", "schedules_seen", "leader", "outboxes"),
 )
 """The keys that may expire, by their `short` names, as the page about the wire says. Any other key that does is a leak."""

@@ -33,6 +33,7 @@ from worqr import ops
 from worqr.child_processes import refuse_while_importing
 from worqr.client.batch import BatchMaker
 from worqr.client.inspection import MeshInfoReader
+from worqr.client.permits import HeldPermits, PermitLines
 from worqr.client.producer import Producer
 from worqr.client.room import RoomChannels
 from worqr.client.topics import TopicDirectory
@@ -509,9 +510,11 @@ class Connection:
     pid: int = field(default_factory=os.getpid)
     noted: NotedQueues = field(default_factory=NotedQueues)
     rooms: RoomChannels = field(init=False)
+    permits: PermitLines = field(init=False)
 
     def __post_init__(self) -> None:
         self.rooms = RoomChannels(self.link)
+        self.permits = PermitLines(self.link)
 
     def add_user(self) -> None:
         """Count one more block that uses the connection."""
@@ -917,6 +920,7 @@ class Client:
         batch_maker: makes the batches.
         mesh_info: reads the whole mesh.
         topics: what queues are subscribed to.
+        permits: the permits of named limits that this program holds.
         observer: a test's callback for each run that did not return normally, with its context and error; else None.
         relocation: where a test has moved the mesh to; else None.
     """
@@ -934,6 +938,7 @@ class Client:
         self.batch_maker: BatchMaker = BatchMaker()
         self.mesh_info: MeshInfoReader = MeshInfoReader(self)
         self.topics: TopicDirectory = TopicDirectory(self)
+        self.permits: HeldPermits = HeldPermits(self)
         self.observer: Callable[[Any, BaseException], None] | None = None
         self.relocation: Relocation | None = None
         self._who = settings.app

@@ -302,3 +302,217 @@ local function set_limits()
   check_types(queue)
   return {'ok', store_limits(queue, 'override', limits ~= '*' and limits) and 1 or 0}
 end
+
+-- Named limits: code of any program takes a permit before it calls a service, and gives it back after the call. `limit` is the base
+-- of one of them. The hash `limit` has the `limits` as text, as the last program gave them. The set `:held` has the permits by the
+-- time at which their lease ends, and the hash `:permits` what each was started with: its cost, then period and moment of each rate.
+-- A window is the list `:moments:PERIOD`, the newest first, and the hash `:costs:PERIOD` with the cost of each moment, and their
+-- `total`. `:turn` is a permit that waits for more than is left of a rate. No other permit is granted while it waits.
+
+local LONGEST_LEASE = 60000
+local TURN_EXPIRE = 3000 -- a permit that waits asks every 2 s at most
+local NAMED_EXPIRE = 2592000
+
+-- Returns the keys of a window.
+local function window_keys(limit, period)
+  return limit .. ':moments:' .. digits(period), limit .. ':costs:' .. digits(period)
+end
+
+-- Raises an error if a key of the limit has a wrong type.
+local function check_permits(limit, rates)
+  redis.call('ZCARD', limit .. ':held')
+  redis.call('HLEN', limit .. ':permits')
+  redis.call('GET', limit .. ':turn')
+  for i = 2, #rates, 2 do
+    local moments, costs = window_keys(limit, rates[i])
+    redis.call('LLEN', moments)
+    redis.call('HLEN', costs)
+  end
+end
+
+-- Adds `cost` to what was started at `moment`.
+local function add_cost(costs, moment, cost)
+  for _, field in ipairs({moment, 'total'}) do
+    redis.call('HSET', costs, field, digits(math.max(0, whole_number(redis.call('HGET', costs, field), 0) + cost)))
+  end
+end
+
+-- Forgets what has left the window. Returns in how many ms at most `budget` is left in it, 0 for now.
+local function within_budget_in(limit, period, budget, now)
+  local moments, costs = window_keys(limit, period)
+  local oldest = redis.call('LINDEX', moments, -1)
+  while oldest and whole_number(oldest, 0) <= now - period do
+    add_cost(costs, oldest, -whole_number(redis.call('HGET', costs, oldest), 0))
+    redis.call('HDEL', costs, oldest)
+    redis.call('RPOP', moments)
+    oldest = redis.call('LINDEX', moments, -1)
+  end
+  if not oldest then
+    redis.call('DEL', costs)
+  end
+  local total, at, moment = whole_number(redis.call('HGET', costs, 'total'), 0), -1, now - period
+  while oldest and total > budget do
+    moment = whole_number(oldest, now)
+    total = total - whole_number(redis.call('HGET', costs, oldest), 0)
+    at = at - 1
+    oldest = redis.call('LINDEX', moments, at)
+  end
+  return math.max(0, moment + period - now)
+end
+
+-- Counts `cost` at `now`, rounded up as in add_starts. Returns the moment.
+local function spend(limit, period, cost, now)
+  local moments, costs = window_keys(limit, period)
+  local part = math.ceil(period / PERIOD_PARTS)
+  local moment, newest = math.ceil(now / part) * part, whole_number(redis.call('LINDEX', moments, 0))
+  if newest and newest >= moment then
+    moment = newest
+  else
+    redis.call('LPUSH', moments, digits(moment))
+  end
+  add_cost(costs, digits(moment), cost)
+  redis.call('PEXPIRE', moments, period + math.max(0, moment - now))
+  redis.call('PEXPIRE', costs, period + math.max(0, moment - now))
+  return moment
+end
+
+-- Forgets permits whose lease has ended, or was taken before the clock was set back.
+local function drop_lapsed(limit, now)
+  local held = limit .. ':held'
+  for _, range in ipairs({{'-inf', digits(now)}, {digits(now + LONGEST_LEASE + 1), '+inf'}}) do
+    local lapsed = redis.call('ZRANGE', held, range[1], range[2], 'BYSCORE', 'LIMIT', 0, 1000)
+    if #lapsed > 0 then
+      redis.call('ZREM', held, unpack(lapsed))
+      redis.call('HDEL', limit .. ':permits', unpack(lapsed))
+    end
+  end
+end
+
+-- Holds a permit for another `lease_ms`.
+local function hold_permit(limit, permit, lease_ms, now)
+  redis.call('ZADD', limit .. ':held', digits(now + lease_ms), permit)
+  redis.call('PEXPIRE', limit .. ':held', LONGEST_LEASE)
+  redis.call('PEXPIRE', limit .. ':permits', LONGEST_LEASE)
+end
+
+-- Returns in how many ms a permit of this cost may be granted, 0 for now.
+local function grantable_in(limit, permit, cost, concurrency, rates, now)
+  local held, turn, waits = limit .. ':held', limit .. ':turn', 0
+  for i = 1, #rates, 2 do
+    waits = math.max(waits, within_budget_in(limit, rates[i + 1], rates[i] - cost, now))
+  end
+  local first = redis.call('GET', turn)
+  if waits > 0 and cost > 1 and (not first or first == permit) then
+    redis.call('SET', turn, permit, 'PX', TURN_EXPIRE)
+  elseif first and first ~= permit then
+    waits = math.max(waits, redis.call('PTTL', turn), 1)
+  end
+  if concurrency and redis.call('ZCARD', held) >= concurrency then
+    waits = math.max(waits, (first_time(held) or now) - now, 1)
+  end
+  return waits
+end
+
+-- take_permit: takes a permit of a named limit, if all of its limits allow it now. At most `concurrency` permits are held, and in
+-- any period permits of at most `rate` are started, with their cost as it is known.
+-- ARGV[1] limits text as above, empty: those that another program has given
+-- ARGV[2] permit text, drawn by the program
+-- ARGV[3] cost number, at least 0
+-- ARGV[4] lease_ms ms, at most 60,000
+-- RETURNS ok other | wait ms other | never most | unknown: other: the limits that these replace, or empty; ms after which to ask again;
+-- most: the largest cost that a rate allows
+-- RESEND safe: a permit that is held is granted again and counted once. A copy after its end holds it for one lease
+-- FLAGS allow-oom
+-- GROUP permits
+local function take_permit()
+  local limit = KEYS[1]
+  local limits, permit, cost, lease_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+  assert(limits == '' or are_limits(limits), 'limits must be like 10 100/60000')
+  cost, lease_ms = whole_number(cost), whole_number(lease_ms, nil, LONGEST_LEASE)
+  assert(cost and lease_ms, 'cost and lease_ms must be whole numbers')
+  local kept, now = redis.call('HGET', limit, 'limits'), now_ms()
+  limits = limits ~= '' and limits or kept
+  if not limits or not are_limits(limits) then
+    return {'unknown'}
+  end
+  local concurrency, rates = parsed_limits(limits)
+  for i = 1, #rates, 2 do
+    if cost > rates[i] then
+      return {'never', digits(rates[i])}
+    end
+  end
+  check_permits(limit, rates)
+  redis.call('HSET', limit, 'limits', limits)
+  redis.call('EXPIRE', limit, NAMED_EXPIRE)
+  drop_lapsed(limit, now)
+  local other = kept and kept ~= limits and kept or ''
+  if redis.call('ZSCORE', limit .. ':held', permit) then
+    return {'ok', other}
+  end
+  local waits = grantable_in(limit, permit, cost, concurrency, rates, now)
+  if waits > 0 then
+    return {'wait', digits(waits), other}
+  end
+  if redis.call('GET', limit .. ':turn') == permit then
+    redis.call('DEL', limit .. ':turn')
+  end
+  local record = {digits(cost)}
+  for i = 2, #rates, 2 do
+    record[i], record[i + 1] = digits(rates[i]), digits(spend(limit, rates[i], cost, now))
+  end
+  redis.call('HSET', limit .. ':permits', permit, table.concat(record, ' '))
+  hold_permit(limit, permit, lease_ms, now)
+  return {'ok', other}
+end
+
+-- return_permit: gives a permit back, or gives up waiting for it, and counts what it has used in place of its cost. Others that
+-- wait are woken.
+-- ARGV[1] permit text
+-- ARGV[2] used number, empty: its cost
+-- RETURNS ok | gone: it is not held, or its lease ended, and the cost stays as it was
+-- RESEND safe: a permit that is not held changes nothing
+-- FLAGS allow-oom
+-- GROUP permits
+local function return_permit()
+  local limit = KEYS[1]
+  local permit, used = ARGV[1], ARGV[2]
+
+  assert(used == '' or is_digits(used), 'used must be a whole number')
+  check_permits(limit, {})
+  local cost, started = string.match(redis.call('HGET', limit .. ':permits', permit) or '', '^(%d+)(.*)$')
+  if redis.call('GET', limit .. ':turn') == permit then
+    redis.call('DEL', limit .. ':turn')
+  end
+  redis.call('HDEL', limit .. ':permits', permit)
+  local held = redis.call('ZREM', limit .. ':held', permit) == 1
+  for period, moment in string.gmatch(used ~= '' and started or '', ' (%d+) (%d+)') do
+    local _, costs = window_keys(limit, tonumber(period))
+    if own(redis.pcall('HEXISTS', costs, moment)) == 1 then
+      add_cost(costs, moment, tonumber(used) - whole_number(cost, 0))
+    end
+  end
+  redis.pcall('PUBLISH', limit .. ':free', '1')
+  return {(held or cost) and 'ok' or 'gone'}
+end
+
+-- renew_permits: holds permits for another lease, also those whose lease has ended in an outage, because their code still runs.
+-- ARGV[1] lease_ms ms, at most 60,000
+-- ARGV[2..] permit text, at most 1,000
+-- RETURNS ok
+-- RESEND safe: a late copy holds a permit that was given back for one lease
+-- FLAGS allow-oom
+-- GROUP permits
+local function renew_permits()
+  local limit = KEYS[1]
+  local lease_ms = ARGV[1]
+
+  lease_ms = whole_number(lease_ms, nil, LONGEST_LEASE)
+  assert(lease_ms, 'lease_ms must be a whole number up to 60000')
+  check_permits(limit, {})
+  for i = 2, #ARGV do
+    local permit = ARGV[i]
+    hold_permit(limit, permit, lease_ms, now_ms())
+  end
+  return {'ok'}
+end

@@ -29,7 +29,7 @@ from worqr.command import (
     wholes,
 )
 from worqr.errors import at_max_length
-from worqr.keys import QueueKeys
+from worqr.keys import LimitKeys, QueueKeys
 from worqr.lua import script
 from worqr.ops.operators import CancelReply
 from worqr.records import RemoteError
@@ -549,3 +549,49 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Command[JobState]:
         )
 
     return new_call("job_status", keys.base, (number, id), read)
+
+
+# Permits of named limits.
+
+
+@dataclass(frozen=True, slots=True)
+class PermitReply:
+    """Reply of take_permit.
+
+    Attributes:
+        word: ``ok``, ``wait``, ``never`` or ``unknown``.
+        number: with ``wait`` in how many ms to ask again, with ``never`` the highest cost that is possible.
+        other: the limits of another program, which have been replaced; empty if there were none.
+    """
+
+    word: str
+    number: int = 0
+    other: str = ""
+
+
+def take_permit(keys: LimitKeys, limits: str, permit: str, cost: int, lease_ms: int) -> Command[PermitReply]:
+    """Take a permit of a named limit, if it may be started now. `limits`: see `worqr.limits`; empty: those of other programs."""
+
+    def read(reply: Reply) -> PermitReply:
+        match status_word(reply):
+            case "ok":
+                return PermitReply("ok", other=text(reply[1]))
+            case "wait":
+                return PermitReply("wait", int(reply[1]), text(reply[2]))
+            case "never":
+                return PermitReply("never", int(reply[1]))
+            case word:
+                return PermitReply(word)
+
+    return new_call("take_permit", keys.base, (limits, permit, cost, lease_ms), read)
+
+
+def return_permit(keys: LimitKeys, permit: str, used: int | None = None) -> Command[bool]:
+    """Give a permit back, or give up waiting for it. `used` replaces its cost. Return False if it was not held."""
+    args = (permit, "" if used is None else used)
+    return new_call("return_permit", keys.base, args, lambda reply: status_word(reply) == "ok")
+
+
+def renew_permits(keys: LimitKeys, permits: Sequence[str], lease_ms: int) -> Command[str]:
+    """Hold permits for another lease."""
+    return new_call("renew_permits", keys.base, (lease_ms, *permits), expect_ok)

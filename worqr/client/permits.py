@@ -1,0 +1,258 @@
+"""Permits of named limits: a block of code takes one before it calls a service, and gives it back after the call.
+
+The server grants permits (`worqr/lua/limits.lua`). Of the calls of one connection that wait for the same limit, the first asks
+the server, so they are granted in order. It asks again when a permit is given back, when a rate allows more, and once a second,
+because messages may get lost. A thread renews the leases of all permits that the program holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from worqr import ops
+from worqr.client.notifications import Notification
+from worqr.client.producer import random_part
+from worqr.client.sync import sync
+from worqr.errors import UsageError, WorqrError
+from worqr.keys import LimitKeys, check_name
+from worqr.limits import Limit, describe_limits, limits_text, parse_limits
+from worqr.link import Link
+from worqr.log_events import emit
+from worqr.validation import check_between
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+    from worqr.link.messages import Subscription
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+LEASE: Final = 10.0
+"""Seconds after which the permits of a program that died are free."""
+RENEW_EVERY: Final = 2.5
+AT_ONCE: Final = 1000
+"""Permits in one request that renews them."""
+RETURN_WITHIN: Final = 2.0
+"""Seconds that the end of a block waits for the server; then the lease ends by itself."""
+MOST_COST: Final = 1_000_000
+
+
+class Permit:
+    """A permit of a named limit, which a block of ``mesh.limit`` holds."""
+
+    __slots__ = ("_used",)
+
+    def __init__(self) -> None:
+        self._used: int | None = None
+
+    def cost(self, used: int) -> None:
+        """Set what was used in place of the estimate, from the start of the block on. It is counted when the block ends.
+
+        Raises:
+            UsageError: `used` is not a whole number from 0 to 1,000,000.
+        """
+        self._used = check_between(used, "cost of a permit", 0, MOST_COST)
+
+    @property
+    def used(self) -> int | None:
+        """What was set last; None: the estimate holds."""
+        return self._used
+
+
+class PermitLine:
+    """The calls of one connection that wait for a permit of one limit, in order."""
+
+    def __init__(self, link: Link, keys: LimitKeys) -> None:
+        self._link = link
+        self._keys = keys
+        self._waiting: deque[Notification] = deque()
+        self._channel: Subscription | None = None
+
+    async def wait_turn(self, ask: Callable[[], Awaitable[float]]) -> None:
+        """Wait until it is the turn of this call, and until `ask` returns 0. Else it returns in how many seconds to repeat it.
+
+        Raises: what `ask` raises.
+        """
+        mine = Notification(self._link)
+        with self._link.driver.entered:
+            self._waiting.append(mine)
+        try:
+            while self._waiting[0] is not mine:
+                await mine.wait()
+            while (wait := await ask()) > 0:
+                self._listen()
+                await mine.wait(wait)
+        finally:
+            with self._link.driver.entered:
+                self._waiting.remove(mine)
+                self._wake()
+
+    def _listen(self) -> None:
+        with self._link.driver.entered:
+            if self._channel is None:
+                self._channel = self._link.subscriptions.open(
+                    [self._keys.free], lambda _channel, _message: self._wake(), self._wake
+                )
+
+    def _wake(self) -> None:
+        """Let the first call ask. Without one, receive no more messages."""
+        if self._waiting:
+            self._waiting[0].set()
+        elif self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+class PermitLines:
+    """The lines of one connection, by limit."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._lines: dict[str, PermitLine] = {}
+
+    def line(self, keys: LimitKeys) -> PermitLine:
+        """Return the line of a limit. It is kept: a limit that was waited for once is waited for again."""
+        with self._link.driver.entered:
+            return self._lines.setdefault(keys.base, PermitLine(self._link, keys))
+
+
+class HeldPermits:
+    """The permits that this program holds, and the thread that renews them while there are any."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._held: dict[LimitKeys, set[str]] = {}
+        self._thread: threading.Thread | None = None
+        self._told: set[tuple[str, str]] = set()
+
+    def add(self, keys: LimitKeys, permit: str) -> None:
+        """Renew a permit from now on."""
+        with self._lock:
+            self._held.setdefault(keys, set()).add(permit)
+            if self._thread is None or not self._thread.is_alive():  # a forked process has no such thread
+                self._thread = threading.Thread(target=self._renew_all, name="worqr-permits", daemon=True)
+                self._thread.start()
+
+    def remove(self, keys: LimitKeys, permit: str) -> None:
+        """Renew a permit no more."""
+        with self._lock:
+            held = self._held.get(keys, set())
+            held.discard(permit)
+            if not held:
+                self._held.pop(keys, None)
+
+    def held_of(self, keys: LimitKeys) -> list[str]:
+        """Return the permits of one limit that are held."""
+        with self._lock:
+            return sorted(self._held.get(keys, ()))
+
+    def tell_other(self, name: str, mine: str, other: str) -> None:
+        """Warn once that another program has given other limits under this name."""
+        if other and (name, other) not in self._told:
+            self._told.add((name, other))
+            emit(
+                logger,
+                "limit.replaced",
+                "another program gave limit %(limit)r as %(before)s; %(limits)s holds from now on. Give it the same numbers in "
+                "all programs",
+                limit=name,
+                before=describe_limits(parse_limits(other)),
+                limits=describe_limits(parse_limits(mine)),
+            )
+
+    def _renew_all(self) -> None:
+        while True:
+            time.sleep(RENEW_EVERY)
+            with self._lock:
+                held = {keys: list(permits) for keys, permits in self._held.items()}
+                if not held:
+                    self._thread = None
+                    return
+            for keys, permits in held.items():
+                for start in range(0, len(permits), AT_ONCE):
+                    self._renew(keys, permits[start : start + AT_ONCE])
+
+    def _renew(self, keys: LimitKeys, permits: list[str]) -> None:
+        try:
+            sync(self._client.ask, ops.renew_permits(keys, permits, round(LEASE * 1000)))
+            for permit in set(permits).difference(
+                self.held_of(keys)
+            ):  # was given back meanwhile, and may be held again by this
+                sync(self._client.ask, ops.return_permit(keys, permit))
+        except WorqrError as error:
+            emit(
+                logger,
+                "permit.unrenewed",
+                "could not renew %(count)d permits of limit %(limit)r (%(error)s): other programs may exceed the limit",
+                limit=keys.name,
+                count=len(permits),
+                error=f"{type(error).__name__}: {error}",
+            )
+
+
+@asynccontextmanager
+async def permit_block(client: Client, limit: Limit | str, cost: int) -> AsyncGenerator[Permit]:
+    """Hold a permit for the length of a block."""
+    name, limits = _checked(limit, cost)
+    keys, token, permit = LimitKeys(client.settings.prefix, name), random_part(), Permit()
+    if client.producer.records:  # a test without a server
+        yield permit
+        return
+    try:
+        await _take(client, keys, limits, token, cost)
+        client.permits.add(keys, token)
+        yield permit
+    except GeneratorExit:  # in a generator that is not finished, nothing can wait
+        raise
+    except BaseException:
+        await _give_back(client, keys, token, permit.used)
+        raise
+    else:
+        await _give_back(client, keys, token, permit.used)
+    finally:
+        client.permits.remove(keys, token)
+
+
+def _checked(limit: object, cost: object) -> tuple[str, str]:
+    """Return the name and the text of a limit."""
+    check_between(cost, "cost of a permit", 0, MOST_COST)
+    if isinstance(limit, str):
+        return check_name(limit, "name of a Limit"), ""
+    if not isinstance(limit, Limit) or limit.name is None:
+        raise UsageError(
+            f"mesh.limit() needs a limit with a name, or the name of one, not {limit!r}: write "
+            f"mesh.limit(worqr.Limit(20, name='openai'))"
+        )
+    return limit.name, limits_text([limit], limit.name)
+
+
+async def _take(client: Client, keys: LimitKeys, limits: str, permit: str, cost: int) -> None:
+    async def ask() -> float:
+        reply = await client.ask(ops.take_permit(keys, limits, permit, cost, round(LEASE * 1000)))
+        client.permits.tell_other(keys.name, limits, reply.other)
+        if reply.word == "unknown":
+            raise UsageError(
+                f"no program has used limit {keys.name!r} with its numbers in the last 30 days: write "
+                f"mesh.limit(worqr.Limit(20, name={keys.name!r}))"
+            )
+        if reply.word == "never":
+            raise UsageError(
+                f"cost {cost:,} is above limit {keys.name!r}, which allows {reply.number:,} in its period: divide the work"
+            )
+        return reply.number / 1000
+
+    await client.connections.for_current_loop().permits.line(keys).wait_turn(ask)
+
+
+async def _give_back(client: Client, keys: LimitKeys, permit: str, used: int | None) -> None:
+    """Give a permit back. If the server is away, the work of the block is done all the same, and the lease ends by itself."""
+    with suppress(WorqrError):
+        client.permits.remove(keys, permit)  # first, so that no renewal follows
+        with client.link.driver.move_on_after(RETURN_WITHIN, shield=True):
+            await client.ask(ops.return_permit(keys, permit, used))
