@@ -291,7 +291,7 @@ def worker_notes(info: WorkerInfo) -> Sequence[Note]:
 
 
 def workers_table(found: Iterable[WorkerInfo]) -> Table:
-    """Return `WORKERS`, with a note of the version of each if there are several, and of its deploy if its application has several."""
+    """Return `WORKERS`, with a note of the version of each if there are several, and of the deploys of an application."""
     rows = list(found)
     versions, deploys = {info.version for info in rows}, {(info.app, info.deploy) for info in rows}
     rolling = {app for app, _ in deploys if sum(other == app for other, _ in deploys) > 1}
