@@ -268,6 +268,26 @@ async def test_a_circle_of_events_ends(mesh: worqr.Mesh) -> None:
     assert hops == [str(n) for n in range(1, 17)]
 
 
+@pytest.mark.leaves("schedules*", "{*}:schedules*")
+async def test_a_server_that_took_over_without_the_declarations_is_told_again(mesh: worqr.Mesh, server: Server) -> None:
+    """A primary that dies may have lost its last writes. Its connections end, and the registration may be there."""
+    shop(mesh)
+    mesh.every(3600, mesh.call("audit"), name="hourly")
+
+    async def declared() -> tuple[int, int]:
+        return len(await mesh.topics()), len(await mesh.schedules())
+
+    async with mesh.join(grace=0):
+        before = await declared()
+        assert min(before) > 0
+        with server.client() as client:
+            for key in client.scan_iter(f"{{{mesh.prefix}}}:*"):
+                if b":topics" in key or b":schedules" in key:
+                    client.delete(key)
+            client.client_kill_filter(skipme=True)
+        await eventually(declared, before)
+
+
 async def test_a_subscription_ends_by_command_and_a_pattern_that_left_the_code_an_hour_later(
     mesh: worqr.Mesh,
     server: Server,

@@ -55,7 +55,10 @@ REDECLARE: Final = 600.0
 
 
 class SubscriptionDeclarer:
-    """Keeps the subscriptions of one peer declared. After a new registration of `session`, all are declared again."""
+    """Keeps the subscriptions of one peer declared.
+
+    After a new registration of `session`, and after a reconnect, all are declared again: a server that took over may lack them.
+    """
 
     def __init__(self, link: Link, settings: PeerSettings, session: Session) -> None:
         self._link = link
@@ -70,8 +73,9 @@ class SubscriptionDeclarer:
 
     async def declare(self) -> None:
         """Store the subscriptions that are new, or all if it is time, or if the registry may have lost them."""
-        registration, now, wanted = self._session.registration, trio.current_time(), dict(self._declared)
-        if registration is not self._stored_as or now >= self._renew_at:
+        now, wanted = trio.current_time(), dict(self._declared)
+        known_by = (self._session.registration, self._link.connected_at)
+        if known_by != self._stored_as or now >= self._renew_at:
             self._stored = {}
         new = {queue: each for queue, each in wanted.items() if self._stored.get(queue) != each}
         if new:
@@ -82,7 +86,7 @@ class SubscriptionDeclarer:
                 ]
             )
         if not self._stored:
-            self._stored_as, self._renew_at = registration, now + REDECLARE
+            self._stored_as, self._renew_at = known_by, now + REDECLARE
         self._stored = wanted
 
     async def declare_forever(self) -> None:

@@ -66,7 +66,7 @@ class ScheduleDeclarer:
         shards_of: Callable[[str], Awaitable[Sequence[QueueKeys]]],
         session: Session,
     ) -> None:
-        """After a new registration of `session`, all schedules are declared again."""
+        """After a new registration of `session`, and after a reconnect, all schedules are declared again."""
         self._shards_of = shards_of
         self._session = session
         self._link = link
@@ -82,7 +82,7 @@ class ScheduleDeclarer:
         """Store the schedules that were not declared yet. They replace schedules of the same names."""
         new = [definition for name, definition in self._declared.items() if name not in self._stored]
         self._renew_at = trio.current_time() + REDECLARE
-        self._declared_as = self._session.registration
+        self._declared_as = self._known_by()
         if new:
             await self._store(new, replace=True)
             self._stored.update(definition.name for definition in new)
@@ -112,11 +112,15 @@ class ScheduleDeclarer:
             await self.declare()
         if not self._stored:
             return
-        lost = self._declared_as is not self._session.registration
-        if lost or trio.current_time() >= self._renew_at:
+        known_by = self._known_by()
+        if known_by != self._declared_as or trio.current_time() >= self._renew_at:
             await self._renew()
             self._renew_at = trio.current_time() + REDECLARE
-            self._declared_as = self._session.registration
+            self._declared_as = known_by
+
+    def _known_by(self) -> object:
+        """What changes when the registry may have lost the schedules, also to a server that took over without them."""
+        return (self._session.registration, self._link.connected_at)
 
     async def _store(self, definitions: list[Definition], *, replace: bool) -> None:
         pages = in_chunks(
