@@ -53,13 +53,14 @@ class Desk:
     state = None
     values = None
     hides_arguments = False
+    deploy = 0
     policy = Policy(result_ttl=60.0)
 
     def __init__(self) -> None:
         self.said = trio.Event()
         self.pids: list[int] = []
 
-    def report_progress(self, run: Run[Any], done: float | None, message: str) -> None:
+    def report_progress(self, run: Run[Any], done: float | None, message: str, value: bytes) -> None:
         self.pids = json.loads(message)
         self.said.set()
 

@@ -127,7 +127,7 @@ async def test_workers_are_listed_with_what_they_serve(beside: Beside, mesh: wor
         assert datetime.fromisoformat(worker["started"]) <= datetime.now(UTC) + timedelta(seconds=5)
         assert set(worker) == {
             *("id", "host", "pid", "app", "version", "queues", "running", "room", "beat_age"),
-            *("state", "leads", "started", "lag", "python", "threads", "processes"),
+            *("state", "leads", "started", "lag", "python", "threads", "processes", "deploy"),
             *("request", "requested_at", "answer", "full_since"),
         }
         nursery.cancel_scope.cancel()

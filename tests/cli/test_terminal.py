@@ -267,7 +267,7 @@ async def test_a_fleet_on_terminals_of_several_widths(
         assert piped.lines[1].split()[0] == peer.id
         assert piped.lines[0].split() == [
             *("worker", "host", "pid", "app", "running", "room", "last", "beat", "lag", "since"),
-            *("version", "python", "threads", "processes", "queues", "state"),
+            *("version", "deploy", "python", "threads", "processes", "queues", "state"),
         ]
         held.gate.set()
         await eventually(queue.running, [])
