@@ -191,6 +191,9 @@ def test_the_log_of_the_mesh(cli: Command, server: Server, prefix: str, monkeypa
 
 
 async def test_workers_are_asked_to_be_quiet_and_answer(beside: Beside, mesh: worqr.Mesh) -> None:
+    @mesh.task(name="tidy")
+    async def tidy() -> None: ...
+
     async with mesh.join(concurrency=5) as peer:
 
         async def seen() -> tuple[str, str, int]:

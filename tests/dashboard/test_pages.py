@@ -334,6 +334,9 @@ async def test_schedules_are_paused(server: object, prefix: str, mesh: worqr.Mes
 
 @LEFT
 async def test_a_worker_is_asked_to_be_quiet_and_answers(mesh: worqr.Mesh, site: Site) -> None:
+    @mesh.task(name="tidy")
+    async def tidy() -> None: ...
+
     async with mesh.join(concurrency=5) as peer:
 
         async def seen() -> tuple[str, str, int]:

@@ -501,7 +501,7 @@ class _Plan:
         """Check a schedule. Raises UsageError if something is not valid."""
         if not isinstance(call, Call):
             raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
-        options = schedule_options(options_of(client.producer.prepared(cast("Call[Any]", call))))
+        options = schedule_options(options_of(client.producer.prepared(cast("Any", call))))
         return _Plan.made(name, call.queue, options, sealed_task(client.values, call.task), given, client.who)
 
     @staticmethod
