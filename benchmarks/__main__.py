@@ -38,7 +38,7 @@ SUBJECTS = (
     ),
     *("cancel", "recovery", "idle", "fleet", "crowd", "cluster", "memory", "names", "operator", "bulk", "due", "storm"),
     *("calls", "schedules", "functions", "auto", "startup", "workers", "processes", "places", "threads", "tracing"),
-    *("history", "scripts"),
+    *("history", "scripts", "permits"),
 )
 """The modules of this folder that measure something."""
 LONGEST = 600.0

@@ -10,12 +10,14 @@ import asyncio
 import json
 import logging
 import os
+import random
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 import redis
 import trio
@@ -189,6 +191,24 @@ def listener(*, socket: str, channel: str) -> None:
     sys.stdin.read()
 
 
+async def callers(*, socket: str, limit: dict[str, Any], estimate: int, spread: int, prefix: str) -> None:
+    """A worker with five functions that share a limit: tells when each call began, and what it has used."""
+    mesh, shared = worqr.Mesh(f"unix://{socket}", prefix=prefix), worqr.Limit(**limit)
+
+    async def call(task: bytes, /) -> None:
+        async with mesh.limit(shared, cost=estimate) as permit:
+            used = random.randint(estimate - spread, estimate + spread)
+            say(f"{time.monotonic()} {used}")
+            permit.cost(used)
+            await trio.sleep(0.1)
+
+    for n in range(5):
+        mesh.task(name=f"f{n}")(call)
+    async with mesh.join(concurrency=30, grace=0):
+        say("ready")
+        await answer()
+
+
 def listen_forever(pubsub: redis.client.PubSub) -> None:
     for message in pubsub.listen():
         say(repr(time.perf_counter() - float(message["data"])))
@@ -240,7 +260,14 @@ def bulk(*, socket: str, queue: str, meant: int, stop_at: int) -> None:
 def main(role: str, options: str) -> None:
     logging.basicConfig(level=logging.ERROR, format=f"{role}: %(message)s")
     settings = json.loads(options)
-    roles = {"peers": peers, "joined": joined, "schedules": schedules, "herd": herd, "drip": drip}
+    roles = {
+        "peers": peers,
+        "joined": joined,
+        "schedules": schedules,
+        "herd": herd,
+        "drip": drip,
+        "callers": callers,
+    }
     if role in roles:
         trio.run(partial(roles[role], **settings))
     else:
