@@ -186,6 +186,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "watched": "{worqr}:watched",
         "histories": "{worqr}:histories",
         "log": "{worqr}:log",
+        "moved": "{worqr}:moved",
         "snapshots_channel": "{worqr}:snapshots",
         "leader": "{worqr}:leader",
         "version": "{worqr}:version",

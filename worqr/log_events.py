@@ -389,7 +389,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "link.back": _event(INFO, "the server can be reached again", "server duration"),
     "link.moved": _event(
         INFO,
-        "the Sentinels name another server as the primary; or a cluster node has no slots any more",
+        "the Sentinels name another server as the primary; a mesh was moved; or a cluster node has no slots any more",
         "server before service",
     ),
     "link.blind": _event(

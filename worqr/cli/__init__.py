@@ -29,7 +29,7 @@ UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 STDIN: Final = "\0-"
 """Replaces a single ``-``, which cyclopts would read as an option. No argument of a process can contain it."""
 GROUPS: Final[dict[str, dict[str, str]]] = {
-    "Run": {"run": "run", "server": "server", "backup": "server", "restore": "server", "demo": "demo"},
+    "Run": {"run": "run", **dict.fromkeys(("server", "backup", "restore"), "server"), "move": "move", "demo": "demo"},
     "Enqueue": dict.fromkeys(("enqueue", "dispatch", "call"), "produce_commands"),
     "Inspect": {
         "top": "top",
