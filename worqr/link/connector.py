@@ -570,7 +570,6 @@ def open_connection(
     """
     endpoint = resolver.resolve(on_silence)
     address = endpoint.moved or (settings.address.of_sentinels if sentinel else settings.address)
-    name = resolver.name
     if address.kind == "tls":
         check_tls_files(dict(address.tls), address.redacted)
     login = _login(settings, address, sentinel=sentinel)
@@ -587,27 +586,16 @@ def open_connection(
         if sentinel:
             wire.exchange([("CLIENT", "SETNAME", settings.client_name(purpose))])
         else:
-            missing = _greet(wire, settings.client_name(purpose), name, scripts)
-            if not replica:
-                _check_primary(wire, resolver)
-            wire.load(missing)
+            wire.load(_greet(wire, settings.client_name(purpose), resolver, scripts, replica=replica))
     except BaseException as exc:
         wire.close()
         resolver.invalidate()
-        stranger = _stranger(wire, exc, address.kind, name, first=first)
-        error = stranger or _why_not(exc, settings, resolver, endpoint, name)
+        stranger = _stranger(wire, exc, address.kind, resolver.name, first=first)
+        error = stranger or _why_not(exc, settings, resolver, endpoint)
         if error is None:
             raise
         raise error from exc
     return wire
-
-
-def _check_primary(wire: Wire, resolver: EndpointResolver) -> None:
-    """Raise Unavailable if the server is a replica. The next attempt uses the server that the mesh has moved to, if it has."""
-    if wire.facts.role == "slave":
-        if isinstance(resolver, MovableEndpoint):
-            resolver.follow(wire)
-        raise Unavailable("READONLY this server is a replica; only its primary can work")
 
 
 def _while_silent(resolver: EndpointResolver, endpoint: Endpoint, on_silence: Callable[[], None] | None) -> None:
@@ -618,18 +606,18 @@ def _while_silent(resolver: EndpointResolver, endpoint: Endpoint, on_silence: Ca
 
 
 def _why_not(
-    error: BaseException, settings: LinkSettings, resolver: EndpointResolver, endpoint: Endpoint, name: str
+    error: BaseException, settings: LinkSettings, resolver: EndpointResolver, endpoint: Endpoint
 ) -> WorqrError | None:
     """Return worqr's error for a failed attempt to connect; None if the error is one already, or not caused by the server."""
     ours = settings.credentials is not None
     if isinstance(error, ConnectionLost | ErrorReply):
-        refused = as_connect_error(error.__cause__, name, ours=ours) if error.__cause__ else None
+        refused = as_connect_error(error.__cause__, resolver.name, ours=ours) if error.__cause__ else None
         return refused or Unavailable(str(error))
     if cause := cause_of(error, endpoint):
         fixed = isinstance(resolver, StaticEndpoint) and endpoint.moved is None
         return Unavailable(cause if fixed else f"{endpoint}: {cause}")
     if isinstance(error, redis_errors()):
-        return as_connect_error(error, name) or Unavailable(as_connection_lost(error).cause)
+        return as_connect_error(error, resolver.name) or Unavailable(as_connection_lost(error).cause)
     return None
 
 
@@ -671,19 +659,24 @@ def _enter(wire: Wire, login: list[tuple[str, ...]]) -> None:
             raise reply from reply.__cause__
 
 
-def _greet(wire: Wire, client_name: str, name: str, scripts: Iterable[Script]) -> list[Script]:
+def _greet(
+    wire: Wire, client_name: str, resolver: EndpointResolver, scripts: Iterable[Script], *, replica: bool
+) -> list[Script]:
     """Name the connection, check the server, and return those of `scripts` that it does not have.
 
     If the user may not ask, the server's version is assumed to be right and the scripts to be missing.
     """
     asked: list[tuple[str, ...]] = [("CLIENT", "SETNAME", client_name), *(("INFO", part) for part in INFO_SECTIONS)]
     wanted = list({script.sha: script for script in scripts}.values())
-    if not wanted:
-        _, *answers = wire.exchange(asked)
-        wire.facts = read_server_info(answers, name)
-        return []
-    _, *answers, known = wire.exchange([*asked, ("SCRIPT", "EXISTS", *(script.sha for script in wanted))])
-    wire.facts = read_server_info(answers, name)
+    if wanted:
+        asked.append(("SCRIPT", "EXISTS", *(script.sha for script in wanted)))
+    replies = wire.exchange(asked)
+    wire.facts = read_server_info(replies[1 : len(INFO_SECTIONS) + 1], resolver.name)
+    if wire.facts.role == "slave" and not replica:
+        if isinstance(resolver, MovableEndpoint):
+            resolver.follow(wire)
+        raise Unavailable("READONLY this server is a replica; only its primary can work")
+    known = replies[-1]
     if not isinstance(known, list) or len(cast("list[int]", known)) != len(wanted):
         return wanted
     return [script for script, there in zip(wanted, cast("list[int]", known), strict=True) if not there]
