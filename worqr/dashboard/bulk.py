@@ -27,8 +27,8 @@ from worqr.dashboard.batch_pages import batch_to_change
 from worqr.dashboard.dead_letters import Chosen
 from worqr.dashboard.forms import reason_of
 from worqr.dashboard.guard import Refused
-from worqr.dashboard.live_texts import bar
 from worqr.dashboard.request import Visit
+from worqr.dashboard.state import bar
 from worqr.errors import WorqrError
 from worqr.inside import client_of
 from worqr.views.values import plural
