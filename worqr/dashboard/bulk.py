@@ -24,7 +24,7 @@ from worqr.client.client import acting_for
 from worqr.client.queue import queue_named
 from worqr.dashboard.access import Right
 from worqr.dashboard.batch_pages import batch_to_change
-from worqr.dashboard.dead_letters import Chosen
+from worqr.dashboard.ended import Chosen
 from worqr.dashboard.forms import reason_of
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.request import Visit

@@ -18,7 +18,7 @@ from typing import Any, Final
 import anyio
 
 from worqr.dashboard import bulk, pages
-from worqr.dashboard.dead_letters import read_counts
+from worqr.dashboard.ended import read_counts
 from worqr.dashboard.graphs import NAMES, Graphs, read_graphs
 from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.pages import MOST_QUEUES, failing_queues, names_to_count
