@@ -23,7 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from worqr.client.client import EMBEDDED, acting_for, url_or_default
 from worqr.client.inspection import value_bytes
 from worqr.codecs import let_read
-from worqr.dashboard import api, batch_pages, bulk, forms, live, new_task, pages, schedule_forms, server_page, state
+from worqr.dashboard import api, batch_pages, bulk, forms, live, pages, schedule_forms, server_page, state
 from worqr.dashboard.access import Access, Right, Scope, Viewer, checked_access, viewer_of
 from worqr.dashboard.api import scale, scrape
 from worqr.dashboard.bulk import BulkActs
@@ -489,8 +489,8 @@ ROUTES: Final[dict[str, Route]] = {
     **{path: Route(partial(api.serve, read)) for path, read in api.READERS.items()},
     "/metrics": Route(scrape, connects=True),
     "/live": Route(live.stream, connects=True),
-    "/new": Route(new_task.page),
-    "/enqueue": Route(new_task.create, "POST", "enqueue"),
+    "/new": Route(forms.new_task),
+    "/enqueue": Route(forms.enqueue, "POST", "enqueue"),
     "/cancel": Route(forms.cancel, "POST", "cancel"),
     "/retry": Route(partial(forms.change_dead_letters, "retry"), "POST", "retry"),
     "/send": Route(forms.send, "POST", "send"),
