@@ -21,9 +21,9 @@ import anyio
 from starlette.responses import JSONResponse, Response
 
 from worqr.dashboard import batch_pages, pages
+from worqr.dashboard.access import Refused
 from worqr.dashboard.bulk import seen_acts, sentence
 from worqr.dashboard.ended import jobs_of, read_records
-from worqr.dashboard.guard import Refused
 from worqr.dashboard.pages import look
 from worqr.dashboard.reads import gathered
 from worqr.dashboard.request import Visit

@@ -24,23 +24,28 @@ from worqr.client.client import EMBEDDED, acting_for, url_or_default
 from worqr.client.inspection import value_bytes
 from worqr.codecs import let_read
 from worqr.dashboard import api, batch_pages, bulk, forms, live, pages, schedule_forms, server_page, state
-from worqr.dashboard.access import Access, Right, Scope, Viewer, checked_access, viewer_of
-from worqr.dashboard.api import scale, scrape
-from worqr.dashboard.bulk import BulkActs
-from worqr.dashboard.guard import (
+from worqr.dashboard.access import (
     BY_TOKEN,
     HOW_TO_LOG_IN,
     SECURITY_HEADERS,
+    Access,
     Disconnected,
     Message,
     Receive,
     Refused,
+    Right,
+    Scope,
+    Viewer,
     check_host,
     check_origin,
     check_query,
+    checked_access,
     host_name,
     read_form,
+    viewer_of,
 )
+from worqr.dashboard.api import scale, scrape
+from worqr.dashboard.bulk import BulkActs
 from worqr.dashboard.pages import shard_of
 from worqr.dashboard.payloads import SECRET_NAMES, Mode, Redactor, Show
 from worqr.dashboard.reads import Looks

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from worqr import ops
 from worqr.client.batch import failed_members
-from worqr.dashboard.guard import Refused
+from worqr.dashboard.access import Refused
 from worqr.dashboard.reads import gathered, unless_refused
 from worqr.dashboard.request import Visit
 from worqr.errors import NoResult, UsageError

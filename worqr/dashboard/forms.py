@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from worqr.client.job import address_of, check_event, note_ended, note_sent
 from worqr.client.job import end_wait as end_wait_of
-from worqr.dashboard.guard import Refused
+from worqr.dashboard.access import Refused
 from worqr.dashboard.pages import all_workers, check_sees_all, look
 from worqr.dashboard.reads import gathered
 from worqr.dashboard.request import LONGEST_VALUE, NEW, UNKNOWN, UNSENT, Visit, notice

@@ -18,9 +18,9 @@ from typing import Any, Final
 import anyio
 
 from worqr.dashboard import bulk, pages
+from worqr.dashboard.access import Message, Receive, Refused
 from worqr.dashboard.ended import read_counts
 from worqr.dashboard.graphs import NAMES, Graphs, read_graphs
-from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.pages import MOST_QUEUES, failing_queues, names_to_count
 from worqr.dashboard.reads import unless_refused
 from worqr.dashboard.request import Answer, Visit

@@ -16,9 +16,9 @@ from worqr.client.job import opened_infos
 from worqr.client.queue import queue_named
 from worqr.client.schedules import find_schedule, schedule_of, schedules_of
 from worqr.cron import Schedule
+from worqr.dashboard.access import Refused
 from worqr.dashboard.ended import OUTCOMES, jobs_of, read_counts, read_records, result_of, tagged
 from worqr.dashboard.graphs import DAY, HOUR, NAMES, read_graphs, read_sparklines
-from worqr.dashboard.guard import Refused
 from worqr.dashboard.reads import FRESH, gathered, pair, unless_refused
 from worqr.dashboard.request import Visit
 from worqr.dashboard.state import (
