@@ -75,8 +75,8 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.functions.function import gather_now as gather_now
     from worqr.functions.registry import Registry as Registry
     from worqr.functions.registry import ScheduleOptions as ScheduleOptions
+    from worqr.functions.registry import Step as Step
     from worqr.functions.registry import TaskDecorator as TaskDecorator
-    from worqr.functions.steps import Step as Step
     from worqr.handler_options import HandlerOptions as HandlerOptions
     from worqr.handler_options import ListHandlerOptions as ListHandlerOptions
     from worqr.handler_options import WorkflowOptions as WorkflowOptions
@@ -161,8 +161,7 @@ _HOMES = {
         "AsyncFunction AsyncListFunction Bound ChildJob Function PlainBound SyncFunction SyncListFunction first first_now "
         "gather gather_now"
     ),
-    "worqr.functions.registry": "Registry ScheduleOptions TaskDecorator",
-    "worqr.functions.steps": "Step",
+    "worqr.functions.registry": "Registry ScheduleOptions Step TaskDecorator",
     "worqr.handler_options": "HandlerOptions ListHandlerOptions WorkflowOptions",
     "worqr.history_records": "History HistoryPoint RunTimes",
     "worqr.hosting.peer_thread": "ThreadPeer",
