@@ -28,8 +28,8 @@ from worqr.inside import client_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import boottime
 from worqr.sql import Outbox
-from worqr.sql.rows import Row, new_row_id, options_to_send
 from worqr.sql.sender import MOST_HANDED_OVER, Passes
+from worqr.sql.statements import Row, new_row_id, options_to_send
 from worqr.testing import recording
 
 pytestmark = [pytest.mark.one_server, pytest.mark.leaves("*")]

@@ -24,9 +24,16 @@ from worqr.job_options import check_replicas
 from worqr.keys import QueueKeys, check_name
 from worqr.mesh import Mesh
 from worqr.sql.connections import DjangoPlace, Place, database_of, place_of
-from worqr.sql.rows import encode_row_options, new_row_id, queues_of
 from worqr.sql.sender import Sender
-from worqr.sql.statements import STORAGE, Statements, check_dialect, check_table
+from worqr.sql.statements import (
+    STORAGE,
+    Statements,
+    check_dialect,
+    check_table,
+    encode_row_options,
+    new_row_id,
+    queues_of,
+)
 from worqr.validation import Seconds, seconds
 
 if TYPE_CHECKING:

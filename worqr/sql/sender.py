@@ -32,8 +32,21 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import boottime
 from worqr.log_events import emit
 from worqr.sql.connections import Database, Rows
-from worqr.sql.rows import FAILED, HELD, MAX_TRIES, WAITING, Row, backoff_ms, options_to_send, queues_of, replicas_of
-from worqr.sql.statements import MOST_SWEPT, SWEEP_ROWS, Statement, Statements
+from worqr.sql.statements import (
+    FAILED,
+    HELD,
+    MAX_TRIES,
+    MOST_SWEPT,
+    SWEEP_ROWS,
+    WAITING,
+    Row,
+    Statement,
+    Statements,
+    backoff_ms,
+    options_to_send,
+    queues_of,
+    replicas_of,
+)
 from worqr.tracebacks import one_line
 
 if TYPE_CHECKING:
