@@ -40,7 +40,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("running", "jobs"), "job_commands"),
         "batches": "batch_commands",
         "status": "job_commands",
-        "metrics": "metrics",
+        "metrics": "mesh_commands",
         "health": "health",
         "schedules": "schedule_commands",
         "topics": "mesh_commands",
