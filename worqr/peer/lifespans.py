@@ -1,7 +1,7 @@
 """Lifespans: blocks that an application opens before its peer takes tasks, and closes when the peer has left.
 
 This module checks lifespans, and enters them with errors that name the remedy. Not here: the lifespan on the asyncio loop
-(`asyncio_lifespan`).
+(`executors.asyncio_loop`).
 """
 
 from __future__ import annotations
