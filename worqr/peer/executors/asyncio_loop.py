@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Final
 
 import trio
 
+from worqr.child_processes import EndForks
 from worqr.errors import UsageError
 from worqr.log_events import emit
 from worqr.peer.executors.offloaded import (
@@ -37,7 +38,6 @@ from worqr.peer.executors.offloaded import (
     named_after,
     thread_frames,
 )
-from worqr.peer.forks import EndForks
 from worqr.peer.lifespans import ASYNCIO_LIFESPAN, enter_lifespan
 from worqr.peer.scheduler import Pool
 from worqr.peer.wrong_loop import with_trio_remedy
