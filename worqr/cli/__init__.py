@@ -52,7 +52,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "cancel": "queue_commands",
         **dict.fromkeys(("send", "end-wait", "run-now"), "job_commands"),
         "batch": "batch_commands",
-        "outbox": "outbox_command",
+        "outbox": "mesh_commands",
         **dict.fromkeys(("failed", "undecodable"), "dead_letter_commands"),
         **dict.fromkeys(("pause", "resume", "lanes", "limit", "delete"), "queue_commands"),
     },
