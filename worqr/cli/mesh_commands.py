@@ -596,7 +596,7 @@ def outbox(
 
 
 async def _outboxes(mesh: Mesh) -> list[Any]:
-    from worqr.client.outboxes import outboxes_of
+    from worqr.client.inspection import outboxes_of
 
     return await outboxes_of(client_of(mesh))
 
