@@ -37,10 +37,10 @@ from worqr.peer.executors.offloaded import (
     name_of,
     named_after,
     thread_frames,
+    with_trio_remedy,
 )
 from worqr.peer.lifespans import ASYNCIO_LIFESPAN, enter_lifespan
 from worqr.peer.scheduler import Pool
-from worqr.peer.wrong_loop import with_trio_remedy
 from worqr.tracebacks import is_a
 
 logger: logging.Logger = logging.getLogger(__name__)
