@@ -38,7 +38,7 @@ def outbox(
         str | None,
         Parameter(
             show_default=False,
-            help="The outbox as package.module:name. Default: list the outboxes that workers of the mesh look after.",
+            help="package.module:name. Default: list the outboxes of the mesh.",
         ),
     ] = None,
     /,
