@@ -116,7 +116,6 @@ def test_the_table_has_what_was_measured_and_comes_back_from_its_file(tmp_path: 
     written = section(results)
     assert "| **worqr, Trio** | 60,000 |" in written
     assert "| Y | not measured |" in written
-    assert "| drain, tasks/s | worqr, Trio: 60,000 | 1 of 2 | X: 1,000 |" in written
     assert "    - Not measured: no compiler." in written
 
 

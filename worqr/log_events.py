@@ -45,56 +45,56 @@ EVENTS: Final[dict[str, LogEvent]] = {
     # One run of one task
     "task.started": _event(DEBUG, "a handler begins to run a task", _RUN),
     "task.finished": _event(
-        (DEBUG, WARNING), "a handler has returned; WARNING: after its timeout", f"{_RUN} duration timeout late"
+        (DEBUG, WARNING), "a handler returned; WARNING: after its timeout", f"{_RUN} duration timeout late"
     ),
     "task.failed": _event(
         (WARNING, ERROR),
-        "a handler raised, and the task is tried again; ERROR: worqr gave up, and moved the task to the dead-letter queue",
+        "a handler raised, and the task is tried again; ERROR: it moved to the dead-letter queue",
         f"{_RUN} error retry_in run_at timeout late traceback",
     ),
     "task.retry": _event(INFO, "a handler raised `Retry`", f"{_RUN} error retry_in run_at lane traceback"),
     "retry.backoff": _event(
         WARNING,
-        "the function for the backoff of a retry policy raised, or returned no time: the other settings decide",
+        "the `backoff` of a retry policy raised, or returned no time: the other settings decide",
         "queue job step error",
     ),
     "task.timeout": _event(
-        WARNING, "a run took longer than its timeout, and the task is tried again", f"{_RUN} timeout late retry_in"
+        WARNING, "a run exceeded its timeout, and the task is tried again", f"{_RUN} timeout late retry_in"
     ),
     "task.crashed": _event(
         WARNING, "the process that ran a task ended, and the task is tried again", f"{_RUN} error retry_in traceback"
     ),
     "task.undecodable": _event(
         ERROR,
-        "a payload or a job's record cannot be read, or a handler raised `Undecodable`; the task is kept in `queue.undecodable`",
+        "a payload or record cannot be read, or a handler raised `Undecodable`: the task is in `queue.undecodable`",
         f"{_RUN} claim error traceback",
     ),
     "codec.wrong_key": _event(
         ERROR,
-        "a payload was encoded with a key, or a codec, that this mesh does not have; its tasks wait for a worker that has it",
+        "a payload has a key, or a codec, that this mesh lacks; its tasks wait for a worker that has it",
         "queue retry_in error",
     ),
-    "task.suspended": _event(
-        DEBUG, "a workflow only waits: it holds no slot until one of its waits has ended", "queue job waits"
-    ),
+    "task.suspended": _event(DEBUG, "a workflow only waits, and holds no slot", "queue job waits"),
     "task.snoozed": _event(DEBUG, "a handler raised `Snooze`", f"{_RUN} waits retry_in run_at"),
     "workflow.busy": _event(
         WARNING, "a wait cannot suspend its workflow, because another task of the run goes on", "queue job wait"
     ),
     "workflow.refused": _event(
         WARNING,
-        "a value that was sent to a workflow is not of the type that it waits for: it was set aside, and the wait goes on",
+        "a value that was sent to a workflow is not of the awaited type; the wait goes on",
         "queue job wait",
     ),
     "workflow.drift": _event(
         WARNING,
-        "a workflow has returned without asking for steps or waits that earlier runs of it have stored: its code was changed, or "
-        "it does not do the same in each run",
+        (
+            "a workflow has returned without asking for steps or waits that earlier runs have stored: its "
+            "code changed, or is not the same in each run"
+        ),
         "queue job keys",
     ),
     "task.overdue": _event(
         WARNING,
-        "a handler still runs after its timeout; the line says what you can do, and where the handler is",
+        "a handler still runs after its timeout; the line says where, and what you can do",
         f"{_RUN} timeout handler where",
     ),
     "task.stuck": _event(
@@ -106,38 +106,38 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "task.unending": _event(ERROR, "a queue is being left, and a handler does not end", f"{_RUN} handler reason where"),
     "task.orphaned": _event(
         ERROR,
-        "no handler runs a task that this worker holds, which is a bug of worqr. The worker is not ready, and "
-        "gives the task back when it leaves: restart it",
+        (
+            "no handler runs a task that this worker holds, a bug of worqr. The worker is not ready, and "
+            "gives the task back when it leaves: restart it"
+        ),
         _RUN,
     ),
     "task.cancelling": _event(INFO, "a running task is being cancelled", _RUN),
     "task.cancelled": _event(INFO, "a running task was cancelled", "queue claim job"),
     "task.dropped": _event(INFO, "a task of a deleted queue was not given back", "queue claim"),
     "task.unsettled": _event(
-        ERROR, "settling a run raised an error, and the run counts as failed; a bug of worqr", "queue job error"
+        ERROR, "settling a run raised, and the run counts as failed; a bug of worqr", "queue job error"
     ),
     "slot.corrupted": _event(
         WARNING,
-        "a handler left a nursery or a cancel scope open; or a task failed in which handlers run. It is replaced",
+        "a handler left a nursery or a cancel scope open, or the task in which handlers run failed. It is replaced",
         "queue job error",
     ),
     # Outboxes in databases
     "outbox.waits": _event(
         (WARNING, INFO),
-        "the database or the server cannot be used, so rows of an outbox wait; INFO: that is over",
+        "rows of an outbox wait for the database or the server; INFO: that is over",
         "table error duration",
     ),
-    "outbox.refused": _event(
-        WARNING, "the server takes no rows of an outbox for a queue; the worker tries again", "queue error"
-    ),
+    "outbox.refused": _event(WARNING, "the server takes no rows of an outbox for a queue; tried again", "queue error"),
     "outbox.failed": _event(
         ERROR,
-        "the server has refused a row of an outbox ten times. It is kept until you retry or delete it: `worqr outbox`",
+        "the server refused a row of an outbox ten times. Retry or delete it: `worqr outbox`",
         "row queue attempts error",
     ),
     "outbox.held": _event(
         WARNING,
-        "rows of an outbox are too old to be sent without a word, as after a restore: `worqr outbox MODULE:OUTBOX --release`",
+        "rows of an outbox are old, as after a restore: `worqr outbox MODULE:OUTBOX --release`",
         "table count",
     ),
     # Claims, and the requests that end them
@@ -146,29 +146,25 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "a task was reassigned to another worker while it ran; its outcome here is discarded",
         "queue claim job",
     ),
-    "claim.stray": _event(
-        WARNING, "the server lost its last writes and forgot how runs ended; their tasks run once more", "queue count"
-    ),
-    "start_tasks": _event(
-        ERROR, "the server refuses to hand out tasks of a queue; the worker tries again", "queue error"
-    ),
+    "claim.stray": _event(WARNING, "the server lost its last writes, so some tasks run once more", "queue count"),
+    "start_tasks": _event(ERROR, "the server refuses to hand out tasks of a queue; tried again", "queue error"),
     "settle.refused": _event(
         ERROR,
-        "the server refuses to record how tasks ended; the worker tries again, after 1 s and at most every 30 s. Once per "
-        "minute and queue",
+        (
+            "the server refuses to record how tasks ended; tried again after 1 s, and at most every 30 s. "
+            "Once per minute and queue"
+        ),
         "queue error repeated",
     ),
-    "settle.accepted": _event(INFO, "the server accepts again how tasks ended, and has recorded all of it", "queue"),
-    "reconcile": _event(
-        ERROR, "the server does not say which tasks are cancelled; the worker tries again", "queue error"
-    ),
+    "settle.accepted": _event(INFO, "the server has recorded how all these tasks ended", "queue"),
+    "reconcile": _event(ERROR, "the server does not say which tasks are cancelled; tried again", "queue error"),
     "list_own_claims": _event(DEBUG, "the server does not say which tasks this worker holds", "queue error"),
-    "note_runs": _event(DEBUG, "the counts of runs were not stored, and are sent again", "queue error"),
-    "note_progress": _event(INFO, "the progress that a handler reported was not stored", "error"),
+    "note_runs": _event(DEBUG, "the counts of runs were not stored; tried again", "queue error"),
+    "note_progress": _event(INFO, "progress that a handler reported was not stored", "error"),
     # This worker
     "start_worker": _event(
         (INFO, WARNING),
-        "this worker has joined the mesh; WARNING: it could not join again, and tries once more",
+        "this worker has joined the mesh; WARNING: it could not join again; tried again",
         "worker error retry_in",
     ),
     "stop_worker": _event(
@@ -178,63 +174,58 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "worker.asked": _event(INFO, "an operator has asked something of this worker", "reason outcome"),
     "worker.lost": _event(WARNING, "this worker was declared dead; it joins again or leaves", "worker reason"),
     "worker.vanished": _event(
-        WARNING, "this worker leaves without deregistering, because some handlers do not end", "worker retry_in"
+        WARNING, "this worker leaves without deregistering, because handlers do not end", "worker retry_in"
     ),
-    "keep_worker_alive": _event(
-        WARNING, "this worker missed its heartbeat deadline, but its tasks were not reassigned", "worker"
-    ),
-    "start_work": _event(
-        WARNING, "this worker could not enter a queue again, and tries once more", "queue error retry_in"
-    ),
+    "keep_worker_alive": _event(WARNING, "this worker missed its heartbeat deadline, but keeps its tasks", "worker"),
+    "start_work": _event(WARNING, "this worker could not enter a queue again; tried again", "queue error retry_in"),
     "map_work": _event(
         ERROR,
-        "the server does not record that this worker serves a queue; it tries again. Once per minute and queue",
+        "the server does not record that this worker serves a queue; tried again. Once per minute and queue",
         "queue error repeated",
     ),
     "leave.unanswered": _event(
         WARNING,
-        "the server does not answer while a queue is being left; its tasks are given back as soon as it does",
+        "the server does not answer while a queue is being left; its tasks are given back afterwards",
         "queue duration",
     ),
     "leave.refused": _event(
         ERROR,
-        "the server does not let this worker leave a queue; it tries again, after 1 s and at most every 30 s",
+        "the server does not let this worker leave a queue; tried again after 1 s, and at most every 30 s",
         "queue error repeated",
     ),
     "leave.accepted": _event(INFO, "the server lets this worker leave the queue again", "queue"),
     "limit.replaced": _event(
-        WARNING, "programs give different numbers for one named limit; once for each of them", "limit before limits"
+        WARNING, "programs give different numbers for one named limit; once for each", "limit before limits"
     ),
     "permit.unrenewed": _event(
         WARNING,
-        "the permits of a named limit that this program holds could not be renewed, and may be granted to others",
+        "permits of a named limit could not be renewed, and may be granted to others",
         "limit count error",
     ),
-    "limits.changed": _event(
-        INFO, "a worker has declared other limits of a queue, or other rules of its lanes", "queue limits"
-    ),
+    "limits.changed": _event(INFO, "a worker has declared other limits or lanes of a queue", "queue limits"),
     "shards.unserved": _event(
         WARNING,
-        "a queue has shards that this worker does not serve, because they were declared after it joined",
+        "this worker does not serve shards that were declared after it joined",
         "queue",
     ),
-    "function.served": _event(INFO, "a function that was declared after the join is served now", "function"),
+    "function.served": _event(INFO, "a function that was declared after the join is served", "function"),
     "function.unserved": _event(
         ERROR,
-        "such a function cannot be served; the worker tries again every 3 s. Once per minute and function",
+        "such a function cannot be served; tried again every 3 s. Once per minute and function",
         "function error repeated",
     ),
-    "payload.large": _event(
-        WARNING, "the arguments of a call of a function are larger than 1 MiB; once per function", "function size"
-    ),
+    "payload.large": _event(WARNING, "the arguments of a call exceed 1 MiB; once per function", "function size"),
     "commit.unsent": _event(
         ERROR,
-        "a transaction of Django was committed, and a call that was to be sent after it was not",
+        "a transaction of Django was committed, and a call that follows it was not sent",
         "function error",
     ),
     "result.changed": _event(
         WARNING,
-        "a caller gets another type or value than the handler returned, because of the return annotation; once per function",
+        (
+            "a caller gets another type or value than the handler returned, because of the return "
+            "annotation; once per function"
+        ),
         "function change",
     ),
     "function.replaced": _event(
@@ -242,55 +233,58 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "result.no_slot": _event(
         WARNING,
-        "a handler has waited 10 s for the result of a job that still waits, and its worker has no free slot to run that job. "
-        "Raise the concurrency, or let another worker serve that queue. Once per worker and queue",
+        (
+            "a handler has waited 10 s for the result of a job that waits, and its worker has no free slot "
+            "for that job. Raise the concurrency, or let another worker serve that queue. Once per worker "
+            "and queue"
+        ),
         "queue awaited_queue awaited_job duration",
     ),
     "heartbeat.late": _event(
         WARNING,
-        "the heartbeat thread could not run: the process was frozen, or some code holds the interpreter",
+        "the heartbeat thread could not run: the process was frozen, or code holds the interpreter",
         "duration where",
     ),
     "loop.blocked": _event(
         (WARNING, ERROR),
-        "the event loop has not turned for over a second; `where` names the code that blocks it. ERROR: it has not for "
-        "`block_limit`, and this worker sends no more heartbeats",
+        (
+            "the event loop has not turned for over a second; `where` names the code. ERROR: for "
+            "`block_limit`, and this worker sends no more heartbeats"
+        ),
         "duration where",
     ),
     "loop.turns": _event(WARNING, "the event loop turns again", "duration"),
     # Where handlers run
     "asyncio.blocked": _event(
         (WARNING, ERROR),
-        "the asyncio loop of the handlers has not turned for over a second, so the handlers on it wait, and its worker takes no "
-        "tasks for them; `where` names the code that blocks it. ERROR: it has not for `block_limit`",
+        (
+            "the asyncio loop of the handlers has not turned for over a second, so they wait, and the worker "
+            "takes no tasks for them; `where` names the code. ERROR: for `block_limit`"
+        ),
         "duration where",
     ),
-    "asyncio.turns": _event(WARNING, "the asyncio loop of the handlers turns again", "duration"),
+    "asyncio.turns": _event(WARNING, "that loop turns again", "duration"),
     "asyncio.stuck": _event(
         ERROR,
-        "the asyncio loop of a worker, or `asyncio_lifespan`, did not end in time; the worker ended without it",
+        "an asyncio loop, or `asyncio_lifespan`, did not end in time; the worker ended without it",
         "duration where",
     ),
     "asyncio.ended": _event(
         ERROR, "`asyncio_lifespan` ended while its worker ran; the worker leaves, and `join` raises the error"
     ),
-    "asyncio.raised": _event(ERROR, "an error on the asyncio loop that no handler raised; the loop goes on"),
-    "asyncio_lifespan.unused": _event(
-        WARNING, "the mesh has an `asyncio_lifespan`, and no function that runs on asyncio"
-    ),
+    "asyncio.raised": _event(ERROR, "an error on the asyncio loop that no handler raised"),
+    "asyncio_lifespan.unused": _event(WARNING, "the mesh has an `asyncio_lifespan`, and no function on asyncio"),
     "process.started": _event(DEBUG, "a process that runs handlers was started", "pid"),
     "process.ended": _event(DEBUG, "a process that runs handlers has ended", "pid reason"),
     "process.renewed": _event(
         INFO, "a process is replaced, because of `runs_per_process` or `memory_per_process`", "pid reason"
     ),
     "process.stuck": _event(ERROR, "a process was killed and does not end", "pid"),
-    "process.garbled": _event(
-        ERROR, "a process wrote something else than a reply to its pipe; it is killed", "pid error"
-    ),
+    "process.garbled": _event(ERROR, "a process wrote no reply to its pipe; it is killed", "pid error"),
     # The leader's duties
     "leader": _event(
         (INFO, DEBUG, ERROR),
-        "this worker is the leader now, or no longer; DEBUG, ERROR: it could not look at the workers or the queues",
+        "this worker is the leader now, or no longer; DEBUG, ERROR: it could not look at workers or queues",
         "queue error repeated",
     ),
     "condemn_worker": _event(
@@ -300,13 +294,15 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "fail_worker": _event(
         (INFO, ERROR),
-        "a dead worker's tasks were given back: how many, of which queue; ERROR: some were moved to the dead-letter queue, "
-        "or the server refuses to give them back, which is logged once per minute",
+        (
+            "a dead worker's tasks were given back; ERROR: some moved to the dead-letter queue, or the "
+            "server refuses, which is logged once per minute"
+        ),
         "worker queue returned failed error repeated count",
     ),
     "forget_worker": _event(
         (INFO, DEBUG, ERROR),
-        "a dead worker was removed; DEBUG, ERROR: removing a dead worker failed, and is tried again",
+        "a dead worker was removed; DEBUG, ERROR: that failed, and is tried again",
         "worker error repeated count",
     ),
     "adopt_worker": _event(
@@ -314,28 +310,30 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "queue.unserved": _event(
         WARNING,
-        "tasks wait in a queue, and for 10 s no worker has served it; with the nearest name that is served. Once per queue, and "
-        "again after a worker has served it or the leader has changed. At most 20 queues a minute are named, the others "
-        "counted. Start a worker that declares it, or delete the queue",
+        (
+            "tasks wait in a queue that no worker has served for 10 s; with the nearest name that is served. "
+            "Once per queue, and again after a worker has served it or the leader has changed. At most 20 "
+            "queues a minute are named. Start a worker that declares it, or delete the queue"
+        ),
         "queue waiting count",
     ),
-    "purge_queue": _event(
-        (INFO, ERROR), "a deleted queue was not removed yet; the leader tries again", "queue error repeated"
-    ),
+    "purge_queue": _event((INFO, ERROR), "a deleted queue was not removed; tried again", "queue error repeated"),
     "promote_due": _event(
         (INFO, ERROR),
-        "scheduled jobs could not be put in line; the leader tries again in a second",
+        "scheduled jobs could not be put in line; tried again in a second",
         "queue error repeated",
     ),
     "adopt_claims": _event(
         (WARNING, INFO, DEBUG),
-        "no worker holds tasks that were taken, and they are given back; INFO: the leader may not look for such tasks",
+        "no worker holds tasks that were taken: they are given back; INFO: the leader may not look for such tasks",
         "queue count error",
     ),
     "relay": _event(
         (INFO, ERROR),
-        "messages about batches are late, and the leader tries again; one that cannot be read was dropped; or a queue does not "
-        "hold the follow-up of a batch",
+        (
+            "messages about batches are late, and tried again; one that cannot be read was dropped; or a "
+            "queue does not hold the follow-up of a batch"
+        ),
         "queue count error repeated",
     ),
     "tick_schedules": _event(
@@ -345,34 +343,37 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "fire_schedule": _event(
         (WARNING, DEBUG, INFO, ERROR),
-        "firings wait for the one before, or have no trace; DEBUG: one was enqueued; INFO, ERROR: a schedule cannot be fired now",
+        (
+            "firings wait for the one before, or have no trace; DEBUG: one was enqueued; INFO, ERROR: a "
+            "schedule cannot be fired now"
+        ),
         "schedule count nominal outcome error repeated",
     ),
     "rewind_schedules": _event(WARNING, "the clock of the server was set back by more than a minute", "count"),
     "declare_schedules": _event(
         (INFO, ERROR),
-        "schedules of this worker could not be declared; the worker tries again",
+        "schedules of this worker could not be declared; tried again",
         "schedule error repeated",
     ),
     "declare_topics": _event(
         (INFO, ERROR),
-        "the topics to which handlers are subscribed could not be declared; the worker tries again",
+        "subscriptions to topics could not be declared; tried again",
         "error repeated",
     ),
     "schedules_undeclared": _event(
         (WARNING, INFO),
-        "a program that only connects declares schedules that no worker has declared; INFO: it has no right to look",
+        "a program that only connects declares schedules, and no worker does; INFO: it has no right to look",
         "schedule count",
     ),
     "drop_schedules": _event(
-        INFO, "no worker has declared a schedule for a day, or only older deploys have; it is removed", "schedule"
+        INFO, "no worker has declared a schedule for a day, or only older deploys have: it is removed", "schedule"
     ),
     "drop_topics": _event(
-        INFO, "only older deploys subscribe a queue to topics; that subscription is removed", "queue pattern"
+        INFO, "only older deploys subscribe a queue to topics: the subscription is removed", "queue pattern"
     ),
     "shards": _event(
         WARNING,
-        "the stored number of shards of a queue is no number that worqr can use; it counts as 1",
+        "the stored number of shards of a queue cannot be used; it counts as 1",
         "key queue count",
     ),
     # The link to the server
@@ -383,55 +384,51 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "link.credentials": _event(
         WARNING,
-        "the function of `Mesh(credentials=...)` raised an error, or returned something else; once until it works again",
+        "the function of `Mesh(credentials=...)` raised, or returned something else; once until it works",
         "server error",
     ),
     "link.back": _event(INFO, "the server can be reached again", "server duration"),
     "link.moved": _event(
         INFO,
-        "the Sentinels name another server as the primary; a mesh was moved; or a cluster node has no slots any more",
+        "the Sentinels name another primary; a mesh was moved; or a cluster node has no slots any more",
         "server before service",
     ),
-    "link.blind": _event(
-        WARNING, "no Sentinel answers; worqr goes on with the primary that it knows", "service server error"
-    ),
+    "link.blind": _event(WARNING, "no Sentinel answers; worqr keeps the primary that it knows", "service server error"),
     "link.sighted": _event(INFO, "the Sentinels answer again", "service duration"),
     "link.insecure": _event(WARNING, "TLS certificates are not verified", "server"),
     "link.eviction": _event(WARNING, "the server may evict tasks when its memory is full", "server policy"),
     "link.refused": _event(WARNING, "the server refuses a subscription", "error"),
     "link.deliver": _event(ERROR, "a callback failed; a bug of worqr"),
-    "link.died": _event(ERROR, "the thread of a connection died; waiting calls get an error; a bug of worqr"),
+    "link.died": _event(ERROR, "the thread of a connection died, and its calls get an error; a bug of worqr"),
     "link.sentinel": _event(ERROR, "asking the Sentinels failed; a bug of worqr"),
     "link.subscriptions": _event(ERROR, "the subscriptions failed, and worqr connects again; a bug of worqr"),
     "link.topology": _event(ERROR, "asking the cluster failed; a bug of worqr"),
     "events": _event(WARNING, "another program published a message on the channel of `queue.events()`", "queue"),
     # Programs
     "embedded.private": _event(
-        WARNING, "`worqr run` serves a mesh of the URL `embedded:`, so only this process can enqueue tasks for it"
+        WARNING, "`worqr run` serves a mesh of `embedded:`, so only this process can enqueue tasks"
     ),
     "embedded.lost": _event(
         WARNING,
-        "the private server of a mesh of the URL `embedded:` ends with its process, and tasks that wait there are lost",
+        "a private server of `embedded:` ends, and tasks that wait there are lost",
         "count",
     ),
     "start": _event(
         (INFO, WARNING),
-        "`worqr run` or `mesh.run()` has joined the mesh; WARNING: the program cannot reach the server, and tries again",
+        "`worqr run` or `mesh.run()` has joined the mesh; WARNING: it cannot reach the server; tried again",
         "server prefix app worker concurrency functions error",
     ),
     "probe": _event(INFO, "the program serves probes over HTTP", "address"),
-    "stop": _event(INFO, "the program received a signal to stop, and shuts down", "grace"),
+    "stop": _event(INFO, "the program received a signal, and shuts down", "grace"),
     "stuck": _event(
         (WARNING, ERROR), "a handler or a thread does not end, and the process ends without it", "reason duration"
     ),
     "run": _event(ERROR, "`worqr run --log-json` failed", "error"),
     "workers.start": _event(INFO, "all workers of `worqr run --workers` serve", "running"),
-    "workers.stop": _event(
-        INFO, "`worqr run --workers` received a signal to stop, and stops its workers", "running urgency"
-    ),
+    "workers.stop": _event(INFO, "`worqr run --workers` received a signal, and stops its workers", "running urgency"),
     "worker.restarted": _event(
         (WARNING, ERROR),
-        "a worker of `worqr run --workers` ended, and another is started; ERROR: it is killed, as it does not end or respond",
+        "a worker of `worqr run --workers` ended, and is replaced; ERROR: it is killed, as it does not end or respond",
         "pid reason retry_in",
     ),
     "worker.renewed": _event(
@@ -442,9 +439,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "peer.ended": _event(ERROR, "a worker in a thread has ended by an error; its `stop` or its block raises it"),
     "bench": _event(WARNING, "a test bench of `worqr.testing` waits for tasks that do not end", "reason"),
     # The dashboard
-    "dashboard.away": _event(
-        WARNING, "the server does not answer the dashboard; open pages show the figures of before", "error"
-    ),
+    "dashboard.away": _event(WARNING, "the server does not answer the dashboard; pages show earlier figures", "error"),
     "dashboard.back": _event(INFO, "the server answers the dashboard again"),
     "dashboard.failed": _event(ERROR, "a request to the dashboard failed, or `access` raised", "path error"),
 }
@@ -454,15 +449,15 @@ FIELDS: Final[dict[str, str]] = {
     "queue": "the name of the queue",
     "job": "the id of the job; of a plain task, the id that it has in `queue.failed`",
     "running": "the number of workers",
-    "urgency": "how the workers are stopped: 1 lets running tasks end, 2 cancels them, 3 ends the processes",
+    "urgency": "1: running tasks may end; 2: they are cancelled; 3: the processes end",
     "lane": "the lane of the task, if only that lane is paused",
     "claim": "the number of one run of one task: `Context.fence`",
     "attempt": "the number of this run: 1 is the first",
-    "attempts": "how many runs the task gets if this one and all further ones end alike; `unlimited`: there is no limit",
-    "error": "the type and text of an error, in one line of at most 500 characters",
+    "attempts": "how many runs the task gets if all end alike, or `unlimited`",
+    "error": "type and text of an error, in one line of at most 500 characters",
     "traceback": "of an error in a process: its traceback there",
     "retry_in": "seconds until the next attempt",
-    "run_at": "the time of the next attempt, in ISO 8601, if `Retry(run_at=...)` or `Snooze` gave one",
+    "run_at": "its time in ISO 8601, if `Retry(run_at=...)` or `Snooze` gave one",
     "step": "the name of a step of a job",
     "timeout": "the timeout of the task, in seconds",
     "late": "seconds after its timeout at which a run ended",
@@ -476,8 +471,8 @@ FIELDS: Final[dict[str, str]] = {
     "count": "how many",
     "waiting": "how many tasks wait in the queue",
     "function": "the name of a function",
-    "awaited_queue": "the queue of the job whose result a handler waits for",
-    "awaited_job": "the id of that job",
+    "awaited_queue": "the queue of the awaited job",
+    "awaited_job": "the id of the awaited job",
     "change": "where a result differs, and how",
     "size": "how many bytes a payload has",
     "returned": "how many tasks were given back to their queue",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.measuring import shown
 from benchmarks.rivals.charts import CHARTS, TITLES, draw
 from benchmarks.rivals.contender import OURS
 from benchmarks.rivals.results import Entry, Figure, Results
@@ -45,7 +44,7 @@ def section(results: Results) -> str:
         said = f"Charts of figures in the tables below. {drawn}."
         blocks.append("\n".join(f"![{said}](../assets/{name}-{mode}.svg#only-{mode})" for mode in ("light", "dark")))
     blocks += [table(results, [by_key[key] for key in keys if key in by_key]) for keys in TABLES]
-    blocks += ["## Who is ahead", ahead(results), "## Versions and settings", settings(results.entries)]
+    blocks += ["## Versions and settings", settings(results.entries)]
     return "\n\n".join(blocks)
 
 
@@ -57,27 +56,6 @@ def table(results: Results, figures: Sequence[Figure]) -> str:
         cells = [entry.cell(figure.key) or "not measured" for figure in figures]
         title = f"**{entry.title}**" if is_ours(entry) else entry.title
         lines.append("| " + " | ".join([title, *cells]) + " |")
-    return "\n".join(lines)
-
-
-def ahead(results: Results) -> str:
-    """A line per figure: worqr's best variant, its place, and the best of the others."""
-    lines = ["| figure | worqr's best | place | best of the others |", "|---|---|---|---|"]
-    for figure in results.figures:
-        ranked = results.best(figure)
-        ours, other = (
-            next(
-                (
-                    (n, f"{entry.title}: {shown(value)}")
-                    for n, (value, entry) in enumerate(ranked, 1)
-                    if is_ours(entry) is own
-                ),
-                None,
-            )
-            for own in (True, False)
-        )
-        name, place = (ours[1], f"{ours[0]} of {len(ranked)}") if ours else ("", "")
-        lines.append(f"| {figure.title}, {figure.unit} | {name} | {place} | {other[1] if other else ''} |")
     return "\n".join(lines)
 
 

@@ -32,14 +32,14 @@ SHORTEST: Final = 8
 
 Bind = Annotated[str, Parameter(metavar="HOST:PORT", help="Address to listen at.")]
 PasswordFile = Annotated[
-    Path | None, Parameter(metavar="FILE", help="Let in the names and passwords of this file, made with --hash.")
+    Path | None, Parameter(metavar="FILE", help="Let in the users of this file, made with --hash.")
 ]
 TrustHeader = Annotated[str, Parameter(metavar="NAME", help="Let in the viewer whom a proxy names in this header.")]
 Proxies = Annotated[
     tuple[str, ...],
     Parameter(
         metavar="ADDRESS",
-        help="Address or network of that proxy, such as 10.0.0.0/8. With --password-file: of one that sets X-Forwarded-For.",
+        help="Address or network of that proxy, such as 10.0.0.0/8; with --password-file, of one that sets X-Forwarded-For.",
     ),
 ]
 Open = Annotated[bool, flag("Let everyone look, without a login. Nothing can be changed.")]
@@ -59,12 +59,10 @@ RootPath = Annotated[
 ]
 Payloads = Annotated[
     Literal["redacted", "never", "full"],
-    Parameter(help="How payloads are shown: with secrets hidden, never, or as they are."),
+    Parameter(help="How payloads are shown; redacted: with secrets hidden."),
 ]
 Redact = Annotated[str, Parameter(metavar="REGEX", help="Keys whose values are secret, in place of the default.")]
-TraceUrl = Annotated[
-    str, Parameter(metavar="URL", help="Address of a trace in your tracing system, with {trace_id} in it.")
-]
+TraceUrl = Annotated[str, Parameter(metavar="URL", help="Address of a trace in your system, with {trace_id}.")]
 Hash = Annotated[
     str, Parameter(metavar="NAME", help="Ask for a password, print a line for the password file, and exit.")
 ]
@@ -75,9 +73,7 @@ TokenFile = Annotated[
 ]
 NewToken = Annotated[
     str,
-    Parameter(
-        metavar="NAME", help="Add a token for a program with these --rights to the token file, print it, and exit."
-    ),
+    Parameter(metavar="NAME", help="Add a token with these --rights to the token file, print it, and exit."),
 ]
 
 

@@ -36,15 +36,15 @@ Verb = Literal["retry", "drop"]
 
 Error = Annotated[
     str | None,
-    Parameter(metavar="TYPE", help="Only tasks with an error of this type: its full name, or the last part of it."),
+    Parameter(metavar="TYPE", help="Only tasks with an error of this type: its full name or its last part."),
 ]
 Before = Annotated[
     str | None,
-    time_option("Only tasks that failed before this time (2031-05-01T12:00), or longer ago than this (2h)."),
+    time_option("Only tasks that failed before this time, or longer ago than this (2h)."),
 ]
 Since = Annotated[
     str | None,
-    time_option("Only tasks that failed at this time or later (2031-05-01T12:00), or no longer ago than this (2h)."),
+    time_option("Only tasks that failed since this time, or no longer ago than this (2h)."),
 ]
 Ids = Annotated[str, Parameter(help="Ids, as listed.")]
 NAMES: Final = {"failed": "failed", "undecodable": "undecodable"}

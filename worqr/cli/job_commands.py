@@ -81,7 +81,7 @@ def running(
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """List running tasks, the longest-running first: their worker, start time, attempt and progress.
+    """List running tasks, the longest-running first.
 
     At most 1,000 per queue. The claim, which `worqr cancel --claim` takes, is shown in pipes and with --json.
     """
@@ -265,12 +265,12 @@ def send(
     ] = None,
     /,
     *,
-    again: Annotated[bool, flag("Send it although a value of this name lies there that was not taken.")] = False,
+    again: Annotated[bool, flag("Send it although one of this name was not taken yet.")] = False,
     address: Annotated[
         str | None,
         Parameter(
             show_default=False,
-            help="Address of the workflow, in place of its queue and id. It means one dispatch of the id.",
+            help="Address of the workflow, of one dispatch, in place of queue and id.",
         ),
     ] = None,
     json: Annotated[bool, flag("Print one JSON object.")] = False,
@@ -303,7 +303,7 @@ def end_wait(
     json: Annotated[bool, flag("Print one JSON object.")] = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """End a wait of a workflow now, as if its time were over. Exit code 1 if it does not wait for that."""
+    """End a wait of a workflow now. Exit code 1 if it does not wait for that."""
 
     async def command(mesh: Mesh) -> bool:
         from worqr.client.job import note_ended
@@ -583,11 +583,9 @@ def batch(
     *,
     cancel: Annotated[bool, flag("Cancel the batch and its jobs, waiting and running.")] = False,
     reason: Annotated[str, Parameter(show_default=False, help="Why you cancel it, for handlers and for people.")] = "",
-    retry_failed: Annotated[
-        bool, flag("Put its failed jobs back from the dead-letter queues. The batch ends once more.")
-    ] = False,
+    retry_failed: Annotated[bool, flag("Put its failed jobs back. The batch ends once more.")] = False,
     wait: Annotated[bool, flag("Wait until the batch has ended.")] = False,
-    within: Annotated[str | None, duration_option("Wait at most this long. Implies --wait.")] = None,
+    within: Annotated[str | None, duration_option("Wait this long at most. Implies --wait.")] = None,
     json: Annotated[bool, flag("Print one JSON object.")] = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:

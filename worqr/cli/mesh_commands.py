@@ -67,7 +67,7 @@ def list_workers(*, json: JsonLines = False, connect: ConnectOptions = FROM_ENVI
 
 
 WorkerIds = Annotated[
-    tuple[str, ...], Parameter(name="ID", help="Worker id, or the first characters of it or of its hex digits.")
+    tuple[str, ...], Parameter(name="ID", help="Worker id, or the beginning of it or of its hex digits.")
 ]
 
 
@@ -94,7 +94,7 @@ def drain_workers(ids: WorkerIds, /, *, json: JsonLines = False, connect: Connec
 
 @workers.command(name="concurrency")
 def set_workers_concurrency(
-    ids: Annotated[str, Parameter(name="ID", help="Worker id, or the first characters of it or of its hex digits.")],
+    ids: Annotated[str, Parameter(name="ID", help="Worker id, or the beginning of it or of its hex digits.")],
     n: Annotated[str, Parameter(name="N", help="Tasks at once, or 'auto'.")],
     /,
     *,
@@ -171,7 +171,7 @@ def match_worker_id(word: str, known: Sequence[str]) -> str:
 def info(
     *, json: Annotated[bool, flag("Print one JSON object.")] = False, connect: ConnectOptions = FROM_ENVIRONMENT
 ) -> None:
-    """Show the mesh as a whole: its leader, the sums of all queues, and the workers of each application."""
+    """Show the mesh as a whole: leader, sums of all queues, workers of each application."""
 
     async def command(mesh: Mesh) -> MeshInfo:
         return await mesh.info()
@@ -555,7 +555,7 @@ def outbox(
         str | None,
         Parameter(
             show_default=False,
-            help="The outbox as package.module:name. Default: list the outboxes that workers of the mesh look after.",
+            help="package.module:name. Default: list the outboxes of the mesh.",
         ),
     ] = None,
     /,

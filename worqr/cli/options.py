@@ -195,14 +195,14 @@ class ConnectOptions:
     ] = None
     prefix: Annotated[
         str,
-        Parameter(metavar="NAME", env_var="WORQR_PREFIX", help="Prefix of the mesh's keys, as in Mesh(prefix=...)."),
+        Parameter(metavar="NAME", env_var="WORQR_PREFIX", help="Prefix of the mesh."),
     ] = "worqr"
     patience: Annotated[
         str,
         Parameter(
             metavar="DURATION",
             env_var="WORQR_PATIENCE",
-            help="Give up if the server does not respond for this long. A busy machine needs more.",
+            help="Give up if the server does not reply for this long.",
         ),
     ] = "5s"
     codec: Annotated[
@@ -210,7 +210,7 @@ class ConnectOptions:
         Parameter(
             metavar="MODULE:MESH",
             env_var="WORQR_CODEC",
-            help="Use the codec of this mesh, to show its payloads and to send some. Default: none.",
+            help="Show and send payloads with the codec of this mesh. Default: none.",
         ),
     ] = None
     who: Annotated[
@@ -218,7 +218,7 @@ class ConnectOptions:
         Parameter(
             name="--as",
             metavar="NAME",
-            help="Your name for `worqr log`, which shows who paused, cancelled or deleted. Default: the user of this process.",
+            help="Your name for `worqr log`. Default: the user of this process.",
         ),
     ] = None
 

@@ -48,24 +48,20 @@ KEEP_RESULT: Final = 300.0
 """Seconds for which the result of a job is stored if ``--wait`` waits for it."""
 
 Json = Annotated[bool, flag("Print one JSON object.")]
-Wait = Annotated[bool, flag("Wait until the job has ended, and print its result.")]
-WaitForRoom = Annotated[
-    str | None, duration_option("Wait up to this long for room, instead of refusing. Needs --max-length.")
-]
-Within = Annotated[str | None, duration_option("Wait up to this long. Implies --wait.")]
+Wait = Annotated[bool, flag("Wait for the end of the job, and print its result.")]
+WaitForRoom = Annotated[str | None, duration_option("Wait this long for room. Needs --max-length.")]
+Within = Annotated[str | None, duration_option("Wait this long at most. Implies --wait.")]
 
 
 def enqueue(
     queue: QueueName,
     /,
-    *payloads: Annotated[
-        str, Parameter(help="Payloads, one task each. A single - reads one payload from the standard input.")
-    ],
-    lines: Annotated[bool, flag("Enqueue each line of the standard input as a task, as soon as it is read.")] = False,
+    *payloads: Annotated[str, Parameter(help="Payloads, one task each. -: one payload from the standard input.")],
+    lines: Annotated[bool, flag("Enqueue each line of the standard input as soon as it is read.")] = False,
     unique: Annotated[bool, flag("Refuse payloads that are already waiting or running.")] = False,
     front: Annotated[bool, flag("Enqueue at the front of the queue.")] = False,
     max_length: Annotated[
-        int | None, Parameter(metavar="N", help="Refuse the tasks if more than N would then wait.")
+        int | None, Parameter(metavar="N", help="Refuse the tasks if more than N would wait.")
     ] = None,
     wait_for_room: WaitForRoom = None,
     json: Json = False,
@@ -171,11 +167,11 @@ class DispatchOptions:
     """The options of a dispatch, as the user types them."""
 
     id: Annotated[str | None, Parameter(help="Id of the job. Default: a new one.")] = None
-    delay: Annotated[str | None, duration_option("Run the job this much later: 90, 10m, 1h30m.")] = None
-    run_at: Annotated[str | None, time_option("Run the job at this time: 2031-05-01T12:00, 2031-05-01T12:00Z.")] = None
+    delay: Annotated[str | None, duration_option("Run the job this much later.")] = None
+    run_at: Annotated[str | None, time_option("Run the job at this time.")] = None
     expires: Annotated[
         str | None,
-        duration_option("Move the job to the dead-letter queue if it has not started this long after its time."),
+        duration_option("Fail the job if it has not started this long after its time."),
     ] = None
     timeout: Annotated[str | None, duration_option("Stop a run after this long.")] = None
     result_ttl: Annotated[str | None, duration_option("Store the result for this long.")] = None
@@ -214,7 +210,7 @@ DEFAULTS: Final = DispatchOptions()
 
 def dispatch(
     queue: QueueName,
-    payload: Annotated[str, Parameter(help="Payload of the job. - reads it from the standard input.")],
+    payload: Annotated[str, Parameter(help="Payload of the job. -: from the standard input.")],
     /,
     *,
     options: DispatchOptions = DEFAULTS,
@@ -247,7 +243,7 @@ def call(
     json: Json = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """Enqueue a call of a function by its name, with named arguments: to=ada@example.org times:=3."""
+    """Enqueue a call of a function, with named arguments: to=ada@example.org times:=3."""
     whole, kwargs = arguments_of(given, args)
     patience = _wait_limit(wait=wait, within=within)
 

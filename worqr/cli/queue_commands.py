@@ -90,7 +90,9 @@ class Target:
     ] = ()
     claim: Annotated[
         tuple[str, ...],
-        Parameter(show_default=False, help="Cancel this run, whose claim `worqr running --json` shows. Repeatable."),
+        Parameter(
+            show_default=False, help="Cancel the run of this claim, as `worqr running --json` shows it. Repeatable."
+        ),
     ] = ()
     all: Annotated[bool, flag("Cancel every task and job of the queue.")] = False
 
@@ -120,10 +122,10 @@ def cancel(
     target: Target = NO_TARGET,
     reason: Annotated[
         str,
-        Parameter(show_default=False, help="Reason, which JobCancelled.reason has for those who wait for the result."),
+        Parameter(show_default=False, help="Reason, for JobCancelled.reason."),
     ] = "",
     wait: Annotated[bool, flag("Wait up to 30s until the cancelled runs have ended.")] = False,
-    within: Annotated[str | None, duration_option("Wait up to this long. Implies --wait.")] = None,
+    within: Annotated[str | None, duration_option("Wait this long at most. Implies --wait.")] = None,
     json: Annotated[bool, flag("Print one JSON object.")] = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:

@@ -386,15 +386,15 @@ class WorkerOptions:
         Parameter(
             metavar="NAME",
             show_default=False,
-            help="Serve only these functions: names or globs. Comma-separated or repeated.",
+            help="Serve only these functions: names or globs, comma-separated or repeated.",
         ),
     ] = ()
     runs_per_process: Annotated[
-        int | None, Parameter(metavar="N", help='Replace a process of runs_in="process" after so many runs.')
+        int | None, Parameter(metavar="N", help="Replace such a process after so many runs.")
     ] = None
     memory_per_process: Annotated[
         str | None,
-        Parameter(metavar="SIZE", help="Replace such a process if it has more memory than this after a run: 500M, 2G."),
+        Parameter(metavar="SIZE", help="Replace it if it has more memory than this after a run: 500M, 2G."),
     ] = None
     grace: Annotated[str | None, duration_option("Wait this long for running tasks at shutdown. Default: 25s.")] = None
 
@@ -424,15 +424,15 @@ class SupervisorOptions:
         str | None,
         Parameter(
             metavar="N|auto",
-            help="Processes that serve the mesh. auto: one for each usable CPU. Default: this process only.",
+            help="Processes that serve the mesh. auto: one for each usable CPU. Default: this one.",
         ),
     ] = None
     max_runs: Annotated[int | None, Parameter(metavar="N", help="Renew a worker after about this many runs.")] = None
     max_memory: Annotated[
         str | None,
-        Parameter(metavar="SIZE", help="Renew a worker whose process has more memory than about this: 800M, 2G."),
+        Parameter(metavar="SIZE", help="Renew a worker that has more memory than about this: 800M, 2G."),
     ] = None
-    max_age: Annotated[str | None, duration_option("Renew a worker after about this time: 12h, 1d.")] = None
+    max_age: Annotated[str | None, duration_option("Renew a worker after about this long: 12h, 1d.")] = None
 
     @property
     def is_empty(self) -> bool:
@@ -472,7 +472,7 @@ def run(
         str,
         Parameter(
             metavar="MODULE:MESH",
-            help="Mesh to serve, as package.module:mesh. Without :mesh, the only mesh of the module.",
+            help="package.module:mesh; without :mesh, the only mesh of the module.",
         ),
     ],
     /,
@@ -486,7 +486,7 @@ def run(
             help="Serve /live, /ready, /startup and /metrics over HTTP at [HOST:]PORT or unix:PATH. Default: $WORQR_PROBE.",
         ),
     ] = None,
-    reload: Annotated[bool, flag("Restart when a .py file below this folder changes. For development.")] = False,
+    reload: Annotated[bool, flag("For development: restart when a .py file below this folder changes.")] = False,
     log_json: Annotated[bool, flag("Log JSON Lines.")] = False,
     log_level: Annotated[Level | None, Parameter(help="Log this level and above. Default: info.")] = None,
     url: Annotated[str | None, Parameter(metavar="URL", help="URL of the server, instead of the mesh's own.")] = None,

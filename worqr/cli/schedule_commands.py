@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
 StoredPrefix = Annotated[
-    str | None, Parameter(metavar="PREFIX", help="List stored schedules only, whose names begin with this text.")
+    str | None, Parameter(metavar="PREFIX", help="Only stored schedules whose names begin with this.")
 ]
-NamePrefix = Annotated[str, Parameter(metavar="PREFIX", help="Only those whose names begin with this text.")]
+NamePrefix = Annotated[str, Parameter(metavar="PREFIX", help="Only names that begin with this.")]
 NEVER: Final = "never"
 
 
@@ -50,7 +50,7 @@ NEVER: Final = "never"
 class StoredTimes:
     """The options of a stored schedule, as they are typed."""
 
-    cron: Annotated[str | None, Parameter(help="A cron expression of five fields; or --every.")] = None
+    cron: Annotated[str | None, Parameter(help="Five fields; or --every.")] = None
     every: Annotated[str | None, duration_option("The period; or --cron.")] = None
     timezone: Annotated[str | None, Parameter(help="An IANA name. Default: UTC.")] = None
     misfire: Annotated[
@@ -119,7 +119,7 @@ def add_schedule(
     json: Json = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """Store a schedule, which workers fire until you delete it. Exit code 1 if there is one of this name."""
+    """Store a schedule, which workers fire until you delete it. Exit code 1 if it exists."""
     (whole, kwargs), options = arguments_of(given, args), times.options()
     job: JobOptions = {"meta": parse_pairs(meta, "--meta")} if meta else {}
     if lane is not None:
@@ -165,7 +165,7 @@ def delete_schedule(
     cancel_job: Annotated[bool, flag("Cancel a job that it has enqueued already.")] = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """Delete a stored schedule. Exit code 1 if there is none of this name."""
+    """Delete a stored schedule. Exit code 1 if there is none."""
 
     async def command(mesh: Mesh) -> bool:
         return await mesh.schedule_handle(name).delete(job="cancel" if cancel_job else "keep")
@@ -177,14 +177,14 @@ def delete_schedule(
 
 @schedules.command(name="next")
 def show_next(
-    cron: Annotated[str, Parameter(help="A cron expression of five fields, such as '30 3 * * 1-5'.")],
+    cron: Annotated[str, Parameter(help="Five fields, such as '30 3 * * 1-5'.")],
     /,
     *,
     timezone: Annotated[str, Parameter(help="An IANA name, such as Europe/Berlin.")] = "UTC",
     count: Annotated[int, Parameter(help="How many times, 1 to 100.")] = 5,
     json: JsonLines = False,
 ) -> None:
-    """Check a cron expression, and print its next times in its zone. This needs no server."""
+    """Check a cron expression, and print its next times in its zone, without a server."""
     for each in next_times(cron, timezone, count):
         if json:
             print_json({"at": each, "local": in_zone(each, timezone)})
@@ -273,7 +273,7 @@ def run_schedule(name: ScheduleName, /, *, json: JsonLines = False, connect: Con
 @schedules.command(name="override")
 def override_schedule(
     name: ScheduleName,
-    cron: Annotated[str, Parameter(help="A cron expression of five fields, such as '30 3 * * 1-5'.")],
+    cron: Annotated[str, Parameter(help="Five fields, such as '30 3 * * 1-5'.")],
     /,
     *,
     timezone: Annotated[str | None, Parameter(help="An IANA name. Default: the time zone of the code.")] = None,
@@ -302,7 +302,7 @@ def override_schedule(
 def reset_schedule(
     name: ScheduleName, /, *, json: JsonLines = False, connect: ConnectOptions = FROM_ENVIRONMENT
 ) -> None:
-    """Remove the override of a schedule, so that it runs at the times of its code again."""
+    """Return to the times of the code."""
 
     async def command(mesh: Mesh) -> Schedule:
         await mesh.override_schedule(name, None)

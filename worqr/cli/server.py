@@ -485,11 +485,9 @@ def server(
         Parameter(metavar="N", help="TCP port on 127.0.0.1. 0: only a unix socket. Default: 6379; with --data 0."),
     ] = None,
     dir: Annotated[
-        Path | None, Parameter(help="Store the data in this folder. Default: delete them when the server stops.")
+        Path | None, Parameter(help="Keep the data in this folder. Default: delete them at the end.")
     ] = None,
-    data: Annotated[
-        Path | None, Parameter(help="For production: keep the data in this folder, as `Run on one machine` explains.")
-    ] = None,
+    data: Annotated[Path | None, Parameter(help="Keep the data in this folder, for production.")] = None,
     production: ProductionOptions = NO_PRODUCTION,
 ) -> None:
     """Run a Valkey or Redis server, until Ctrl-C: for development, or with --data for a site on one machine.

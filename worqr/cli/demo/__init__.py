@@ -236,7 +236,7 @@ def demo(
     ] = 4,
     dashboard: Annotated[
         bool,
-        flag("Instead, run a shop with failures, progress and schedules, and show it in the dashboard, until Ctrl-C."),
+        flag("Instead, run a shop with failures and schedules, and show it in the dashboard."),
     ] = False,
     port: Annotated[int, Parameter(metavar="N", help="With --dashboard: its port on 127.0.0.1.")] = 9090,
 ) -> int:
