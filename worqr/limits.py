@@ -29,6 +29,7 @@ SHORTEST: Final = 0.01
 LONGEST: Final = 31 * 86400.0
 """Seconds: the bounds of `per`."""
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNIT: Final = r"(\w[\w .-]{0,39})?"
 _RATE: Final = re.compile(r"(\d{1,6})\s*(?:/\s*([smhd])[a-z]*)?")
 HELD_BACK: Final = {
     "": "",
@@ -66,6 +67,8 @@ class Limit:
     """The name under which code of several functions and programs shares the limit, by ``mesh.limit``; None: it is the limit of
     one function.
     """
+    unit: str = field(default="", kw_only=True)
+    """What the rate counts, such as ``tokens``, for lists and errors. Only for a limit with a name and a rate. Empty: calls."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -74,6 +77,7 @@ class Limit:
             raise UsageError("a Limit needs a concurrency or a rate: write Limit(10), or Limit(rate=100, per=60)")
         _check_number(self.concurrency, "concurrency")
         _check_number(self.rate, "rate", self.per)
+        self._check_unit()
         if self.rate is None:
             if self.per is not None:
                 raise UsageError("a Limit has per only with a rate: write Limit(rate=100, per=60)")
@@ -83,9 +87,19 @@ class Limit:
             raise UsageError(f"per of a Limit must be 0.01 s to 31 days, not {per:g} s")
         object.__setattr__(self, "per", per)
 
+    def _check_unit(self) -> None:
+        if not isinstance(self.unit, str) or not re.fullmatch(_UNIT, self.unit):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"unit of a Limit must be a word like 'tokens', up to 40 characters, not {self.unit!r}")
+        if self.unit and (self.name is None or self.rate is None):
+            raise UsageError(
+                f"a Limit has a unit only with a rate and a name: write Limit(rate=100_000, per=60, unit={self.unit!r}, "
+                f"name='...')"
+            )
+
     def __str__(self) -> str:
         running = None if self.concurrency is None else f"{self.concurrency:,} at once"
-        rate = None if self.rate is None else f"{self.rate:,} per {_duration(cast('float', self.per))}"
+        unit = f" {self.unit}" if self.unit else ""
+        rate = None if self.rate is None else f"{self.rate:,}{unit} per {_duration(cast('float', self.per))}"
         return ", ".join(filter(None, (running, rate)))
 
 
@@ -119,6 +133,42 @@ def _duration(per: float) -> str:
 def describe_limits(limits: Iterable[Limit]) -> str:
     """Return limits in words."""
     return ", ".join(map(str, limits)) or "no limit"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitInfo:
+    """A limit with a name, and how much of it is in use.
+
+    Attributes:
+        name: Its name.
+        concurrency: How many permits may be held at once; None: any number.
+        held: How many are held.
+        rate: How much may be started in any period of `per` seconds; None: any number.
+        per: The period in seconds; None without a rate.
+        unit: What the rate counts; empty: calls.
+        used: What was started in the last period; None without a rate.
+        waiting: Blocks, and functions of workers, that wait for a permit.
+        expired: Permits, not counted in `held`, of programs that died while they held them. The next caller frees them.
+    """
+
+    name: str
+    concurrency: int | None
+    held: int
+    rate: int | None
+    per: float | None
+    unit: str
+    used: int | None
+    waiting: int
+    expired: int
+
+    @property
+    def bound(self) -> str:
+        """The numbers of the limit in words: ``20 at once, 100,000 tokens per minute``."""
+        unit = f" {self.unit}" if self.unit else ""
+        return ", ".join(
+            ([] if self.concurrency is None else [f"{self.concurrency:,} at once"])
+            + ([] if self.rate is None else [f"{self.rate:,}{unit} per {_duration(self.per or 1.0)}"])
+        )
 
 
 def check_limits(value: object, where: str) -> tuple[Limit, ...]:

@@ -205,6 +205,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "limit.replaced": _event(
         WARNING, "programs give different numbers for one named limit; once for each of them", "limit before limits"
     ),
+    "limit.unlisted": _event(
+        WARNING,
+        "the server refused to note that a named limit is in use, so `worqr limits` does not list it",
+        "limit error",
+    ),
     "permit.unrenewed": _event(
         WARNING,
         "the permits of a named limit that this program holds could not be renewed, and may be granted to others",

@@ -43,7 +43,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "metrics": "metrics",
         "health": "health",
         "schedules": "schedule_commands",
-        "topics": "mesh_commands",
+        **dict.fromkeys(("topics", "limits"), "mesh_commands"),
         "dashboard": "dashboard",
         "script": "script",
         **dict.fromkeys(("schema", "client"), "client"),
