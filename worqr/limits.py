@@ -137,29 +137,26 @@ def describe_limits(limits: Iterable[Limit]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LimitInfo:
-    """A limit with a name, and how much of it is in use.
-
-    Attributes:
-        name: Its name.
-        concurrency: How many permits may be held at once; None: any number.
-        held: How many are held.
-        rate: How much may be started in any period of `per` seconds; None: any number.
-        per: The period in seconds; None without a rate.
-        unit: What the rate counts; empty: calls.
-        used: What was started in the last period; None without a rate.
-        waiting: Blocks, and functions of workers, that wait for a permit.
-        expired: Permits, not counted in `held`, of programs that died while they held them. The next caller frees them.
-    """
+    """A limit with a name, and how much of it is in use."""
 
     name: str
+    """Its name."""
     concurrency: int | None
+    """How many permits may be held at once; None: any number."""
     held: int
+    """How many are held."""
     rate: int | None
+    """How much may be started in any period of `per` seconds; None: any number."""
     per: float | None
+    """The period in seconds; None without a rate."""
     unit: str
+    """What the rate counts; empty: calls."""
     used: int | None
+    """What was started in the last period; None without a rate."""
     waiting: int
+    """Blocks, and functions of workers, that wait for a permit."""
     expired: int
+    """Permits, not counted in `held`, of programs that died while they held them. The next caller frees them."""
 
     @property
     def bound(self) -> str:
@@ -171,11 +168,11 @@ class LimitInfo:
         )
 
 
-def check_limits(value: object, where: str) -> tuple[Limit, ...]:
-    """Return one limit, or a collection of them, as a tuple.
+def check_limits(value: object, where: str, *, named: bool = False) -> tuple[Limit, ...]:
+    """Return one limit, or a collection of them, as a tuple. `named`: limits with a name are possible there.
 
     Raises:
-        UsageError: it is something else, or there are too many, or one has a name.
+        UsageError: it is something else, or there are too many, or two have one name, or one has a name where none is possible.
     """
     limits = (value,) if isinstance(value, Limit) else value
     if not isinstance(limits, Collection) or not all(
@@ -185,10 +182,13 @@ def check_limits(value: object, where: str) -> tuple[Limit, ...]:
     found = tuple(cast("Collection[Limit]", limits))
     if len(found) > MOST_LIMITS:
         raise UsageError(f"{where}: a queue may have {MOST_LIMITS} limits, not {len(found)}")
-    if (named := next((each.name for each in found if each.name is not None), None)) is not None:
+    names = [each.name for each in found if each.name is not None]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{where}: two limits have one name: write Limit(20, rate=100, per=60, name={names[0]!r})")
+    if names and not named:
         raise UsageError(
-            f"{where}: the limit {named!r} has a name, so that several functions share it: leave the name out here, and write "
-            f"`async with mesh.limit(...)` in the functions"
+            f"{where}: the limit {names[0]!r} has a name, so that several functions share it: leave the name out here, and write "
+            f"@mesh.task(limit=...), or `async with mesh.limit(...)` in the functions"
         )
     return found
 

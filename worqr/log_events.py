@@ -207,8 +207,13 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "limit.unlisted": _event(
         WARNING,
-        "the server refused to note that a named limit is in use, so `worqr limits` does not list it",
+        "that a named limit is in use could not be noted, so `worqr limits` may not list it",
         "limit error",
+    ),
+    "permits.refused": _event(
+        ERROR,
+        "the server refuses permits of a named limit to a function, so none of its tasks starts",
+        "queue limit error",
     ),
     "permit.unrenewed": _event(
         WARNING,

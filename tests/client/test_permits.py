@@ -241,8 +241,6 @@ async def test_wrong_uses_have_a_remedy(mesh: worqr.Mesh) -> None:
         with pytest.raises(UsageError, match="a unit only with a rate and a name"):
             worqr.Limit(**wrong, unit="tokens")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="leave the name out here"):
-        mesh.task(limit=ONE)(print)
-    with pytest.raises(UsageError, match="leave the name out here"):
         worqr.Lanes(limit=ONE)
 
 

@@ -19,7 +19,8 @@ from worqr import ops
 from worqr.client.notifications import Notification
 from worqr.client.producer import random_part
 from worqr.client.sync import sync
-from worqr.errors import RefusedByServer, UsageError, WorqrError
+from worqr.command import Command
+from worqr.errors import UsageError, WorqrError
 from worqr.keys import LimitKeys, RegistryKeys, check_name
 from worqr.limits import Limit, LimitInfo, describe_limits, limits_text, parse_limits
 from worqr.link import Link
@@ -171,19 +172,20 @@ class HeldPermits:
                 limits=describe_limits(parse_limits(mine)),
             )
 
-    async def note(self, name: str, unit: str) -> None:
-        """Note in the mesh that this program uses a limit, so that people see it; once in an hour."""
+    def note(self, name: str, unit: str) -> Command[str] | None:
+        """Return the call that notes in the mesh that this program uses a limit, so that people see it; None if it has, in this
+        hour.
+        """
         if time.monotonic() < self._noted.get(name, 0.0):
-            return
+            return None
         self._noted[name] = time.monotonic() + NOTE_EVERY
-        try:
-            await self._client.ask(ops.note_limit(RegistryKeys(self._client.settings.prefix), name, unit))
-        except RefusedByServer as error:
-            text = "limit %(limit)r holds, and `worqr limits` does not list it, because the server refused to note it: %(error)s"
+        return ops.note_limit(RegistryKeys(self._client.settings.prefix), name, unit)
+
+    def noted(self, name: str, error: Exception | None) -> None:
+        """Log that a limit is not listed, because of an error of that call. The limit holds all the same."""
+        if error is not None:
+            text = "limit %(limit)r holds, but `worqr limits` does not list it (%(error)s); the next try is in an hour"
             emit(logger, "limit.unlisted", text, limit=name, error=str(error))
-        except BaseException:
-            del self._noted[name]
-            raise
 
     def _renew_all(self) -> None:
         while True:
@@ -254,8 +256,10 @@ def _checked(limit: object, cost: object) -> tuple[str, str]:
 
 async def _take(client: Client, keys: LimitKeys, limits: str, permit: str, cost: int, unit: str) -> None:
     async def ask(waiting: int) -> float:
-        if limits:
-            await client.permits.note(keys.name, unit)
+        if limits and (note := client.permits.note(keys.name, unit)) is not None:
+            client.connections.for_current_loop().link.post(
+                note, lambda _, error: client.permits.noted(keys.name, error)
+            )
         reply = await client.ask(ops.take_permits(keys, limits, [permit], cost, round(LEASE * 1000), waiting))
         client.permits.tell_other(keys.name, limits, reply.other)
         if reply.word == "unknown":
