@@ -664,7 +664,7 @@ end
 local MOST_SAVED = 262144
 local MOST_KEPT = 1048576
 local STEP_BYTES = 1024 -- that a step counts at least, so that no record has more than 1,024 steps
-local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open last_failed value began_with '
+local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open last_failed value began_with rewinds '
 local PREFIXES_OF_LIFE = ' step try wait event events refused child end at '
 local LARGE_PREFIXES = ' step try event refused child end at '
 
