@@ -751,6 +751,7 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "cancel": lambda job: job.cancel(),
         "send": lambda job: job.send("approved", 1),
         "end_wait": lambda job: job.end_wait("approved #1"),
+        "rewind": lambda job: job.rewind("approved #1"),
     },
     worqr.Batch: {
         "cancel": lambda queue: queue.batch("open").cancel(),

@@ -50,7 +50,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     },
     "Operate": {
         "cancel": "queue_commands",
-        **dict.fromkeys(("send", "end-wait", "run-now"), "job_commands"),
+        **dict.fromkeys(("send", "end-wait", "rewind", "run-now"), "job_commands"),
         "batch": "batch_commands",
         "outbox": "outbox_command",
         **dict.fromkeys(("failed", "undecodable"), "dead_letter_commands"),
