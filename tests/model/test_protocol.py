@@ -21,6 +21,7 @@ from tests.model.wakeups import Tokens, Wakeups
 from tests.model.workflows import (
     CancelledWorkflows,
     DoubtfulWorkflows,
+    EndedWaitWorkflows,
     FailedAndRewoundWorkflows,
     FailingWorkflows,
     ReplacedWorkflows,
@@ -33,7 +34,7 @@ MODELS: tuple[type[Model[Any]], ...] = (
     *(Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits, Lanes),
     *(Batches, CancelledBatches, ReopenedBatches, ClearedBatches, FollowUps),
     *(Workflows, CancelledWorkflows, FailingWorkflows, ReplacedWorkflows, RetriedWorkflows, DoubtfulWorkflows),
-    *(RewoundWorkflows, FailedAndRewoundWorkflows),
+    *(RewoundWorkflows, FailedAndRewoundWorkflows, EndedWaitWorkflows),
 )
 LARGE = (
     FailingWorkflows,

@@ -104,6 +104,10 @@ class Durable(NamedTuple):
     errors: int = 0
     put_backs: int = 0
     rewinds: int = 0
+    endings: int = 0
+    """How many times a person may still end the wait for the event."""
+    has_deadline: bool = True
+    """The wait for the event has one."""
     dropped: int = 0
     """The name of a child that was dropped before it had ended."""
 
@@ -328,7 +332,7 @@ class Workflows(Model[Durable]):
             yield "a claim is recovered", "", self._released(state, record._replace(place="line"))
         if record.place == "back":
             yield "the backoff is over", "", state._replace(record=record._replace(place="line"))
-        if record.wait == "stored" and record.place in ("suspended", "active", "line"):
+        if state.has_deadline and record.wait == "stored" and record.place in ("suspended", "active", "line"):
             after = state._replace(record=self._wake(record._replace(wait="passed"), "e"))
             yield "the wait's time is over", "", after
         if record.sleep == "stored":
@@ -445,6 +449,8 @@ class Workflows(Model[Durable]):
                 yield "cancel", "it ends", self._ended(after, is_cancelled=True)
         if state.dispatches:
             yield from self._dispatch_steps(state._replace(dispatches=0))
+        if state.endings and record and record.wait:
+            yield "end_wait", record.place, self._wait_ended(state._replace(endings=state.endings - 1), record)
         if state.rewinds:
             yield from self._rewind_steps(state._replace(rewinds=state.rewinds - 1))
         if state.put_backs and state.dead and not record:
@@ -481,6 +487,15 @@ class Workflows(Model[Durable]):
             yield "dispatch anew", "cancel: blocked", state._replace(record=marked, blocked=fresh)
         else:
             yield "dispatch anew", "cancel: created", self._ended(state, is_cancelled=True)._replace(record=fresh)
+
+    def _wait_ended(self, state: Durable, record: Record) -> Durable:
+        """A person ends the wait for the event, as if its time were over. One that has ended stays as it is."""
+        if not self._keeps("end_wait stores the outcome itself"):
+            return state._replace(record=self._wake(record._replace(bound="timeout"), "e"))
+        if record.bound:
+            return state
+        ended = record._replace(wait="passed")
+        return state._replace(record=self._wake(ended, "e") if self._keeps("end_wait wakes nobody") else ended)
 
     def _rewind_steps(self, state: Durable) -> Steps:
         """It is let run again from an entry: not while it runs."""
@@ -700,3 +715,18 @@ class FailedAndRewoundWorkflows(Workflows):
     def starts(self) -> Iterator[Durable]:
         yield self.first
         yield self.first._replace(events=(0, 0), errors=1)
+
+
+class EndedWaitWorkflows(Workflows):
+    """One whose wait for the event has no deadline, and is ended by a person."""
+
+    moves: ClassVar[Mapping[str, By]] = {
+        **{name: by for name, by in Workflows.moves.items() if name != "the wait's time is over"},
+        "end_wait": By.USER,
+    }
+    mistakes: ClassVar[Mapping[str, int]] = {
+        "end_wait stores the outcome itself": 14,
+        "end_wait wakes nobody": 12,
+    }
+    least: ClassVar[int] = 5_000
+    first: ClassVar[Durable] = Durable(endings=1, has_deadline=False)
