@@ -111,7 +111,7 @@ SCRIPTS = {
             "read_topics",
         ),
         *SCHEDULER,
-        *("cancel_batch", "read_batch", "read_part", "send_event", "end_wait", *RELAY_SCRIPTS),
+        *("cancel_batch", "read_batch", "read_part", "send_event", "end_wait", "rewind_job", *RELAY_SCRIPTS),
     },
     "viewer": {
         *(
@@ -324,6 +324,7 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Co
         "cancel_job": [ops.cancel_job(q, job, "why") for job in ("waits", "due", "done", "suspended")],
         "send_event": [ops.send_event(q, job, "a", b"none ") for job in ("done", "flows", "lost", "runs", "nobody")],
         "end_wait": [ops.end_wait(q, job, "a") for job in ("done", "flows", "lost", "suspended", "nobody")],
+        "rewind_job": [ops.rewind_job(q, job, "a") for job in ("done", "flows", "lost", "suspended", "nobody")],
         "cancel_task": [ops.cancel_task(q, b"stale"), ops.cancel_task(q, b"marked")],
         "job_status": [ops.job_status(q, job, 0) for job in ("waits", "done", f"@{scene.undecodable}", "nobody")],
         "read_result": [ops.read_result(q, job, 0) for job in ("done", "nobody")],
@@ -755,6 +756,7 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "cancel": lambda job: job.cancel(),
         "send": lambda job: job.send("approved", 1),
         "end_wait": lambda job: job.end_wait("approved #1"),
+        "rewind": lambda job: job.rewind("approved #1"),
     },
     worqr.Batch: {
         "cancel": lambda queue: queue.batch("open").cancel(),

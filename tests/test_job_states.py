@@ -262,6 +262,32 @@ def wake_what_is_suspended(server: Server, seen: set[Move]) -> None:
             seen.add((name, "suspended", state))
 
 
+def rewind_what_does_not_run(server: Server, seen: set[Move]) -> None:
+    """A workflow runs again from its first step."""
+    before: State
+    for before in ("due", "suspended", "failed", "undecodable"):
+        with workflow_of(server, state="active" if before in ("failed", "undecodable") else before) as desk:
+            if before == "due":
+                desk.call(ops.promote_jobs(desk.q, ["x"]))
+                [held] = desk.take("A", 1)
+            elif before == "suspended":
+                desk.call(ops.end_wait(desk.q, "x", APPROVED.key))
+                [held] = desk.take("A", 1)
+            else:
+                [held] = desk.call(ops.list_own_claims(desk.q, "A")) or []
+            assert desk.call(ops.save_state(desk.q, "A", held, 0, "charge", b"none ")) == "ok"
+            if before == "due":
+                desk.retry("A", held, delay_ms=DELAY)
+            elif before == "suspended":
+                desk.call(ops.suspend_task(desk.q, "A", held, [Wait("b", "event", "other")]))
+            else:
+                desk.fail("A", held, undecodable=before == "undecodable")
+            assert desk.call(ops.job_status(desk.q, "x", 0)).state == ("failed" if before == "undecodable" else before)
+            assert desk.call(ops.rewind_job(desk.q, "x", "charge")).status == "ok"
+            state: Any = desk.call(ops.job_status(desk.q, "x", 0)).state
+            seen.add(("rewind_job", before, state))
+
+
 def cancel_what_is_suspended(server: Server, seen: set[Move]) -> None:
     """A workflow that has begun is cancelled: its queue, its lane, itself, and for another job of its id."""
     for name in ("cancel_job", "cancel_lane", "cancel_all", "delete_queue"):
@@ -293,7 +319,7 @@ def cancel_what_is_suspended(server: Server, seen: set[Move]) -> None:
 def test_every_move_of_the_table_happens(server: Server) -> None:
     seen: set[Move] = set()
     stories = (end_runs, fill_the_cap, move_what_waits, clear_what_waits, take_up_what_failed)
-    for story in (*stories, suspend_runs, wake_what_is_suspended, cancel_what_is_suspended):
+    for story in (*stories, suspend_runs, wake_what_is_suspended, rewind_what_does_not_run, cancel_what_is_suspended):
         story(server, seen)
     assert seen == set(moves())
 

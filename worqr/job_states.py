@@ -65,6 +65,7 @@ TRANSACTIONS: Final[Mapping[str, Transaction]] = {
     "suspend_task": Transaction("worker", {"active": ("suspended", "cancelled"), **_UNBLOCKED}),
     "send_event": Transaction("producer", {"suspended": ("waiting",)}),
     "end_wait": Transaction("operator", {"suspended": ("waiting",)}),
+    "rewind_job": Transaction("operator", dict.fromkeys(("due", "suspended", "failed", "undecodable"), ("waiting",))),
     "finish_tasks": Transaction("worker", {"active": ("finished", "cancelled"), **_UNBLOCKED}),
     "stop_tasks": _GIVEN_BACK,
     "stop_work": _GIVEN_BACK,

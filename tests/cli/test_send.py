@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -122,6 +122,55 @@ async def test_a_waiting_job_shows_what_it_waits_for_its_time_line_and_no_error(
         assert listed.lines[0].split() == ["id", "waits", "for", "attempts", "task"]
         assert "approved until 20" in listed.lines[1]
         await job.cancel()
+
+
+async def test_a_workflow_runs_again_from_an_entry(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with waiting_workflow(mesh) as job:
+        at = ("rewind", "shop.fulfil", "order-7")
+        unknown = await beside(*at, "charge")
+        assert unknown.code == 1
+        assert (
+            "has no entry 'charge' in its time line, which has 'charge {\"order\":7}', 'wait for approved'"
+            in unknown.err
+        )
+        done = await beside(*at, 'charge {"order":7}', "--as", "grace")
+        assert done == Answer(0, 'dropped 2, runs again from charge {"order":7}\n', "")
+        await suspended(job)
+        assert (await beside(*at, "wait for approved", "--json")).json[0]["dropped"] == 1
+        await suspended(job)
+        await job.send("approved", Approval("ada"))
+        assert await job.result(PATIENCE) == "ada"
+        gone = await beside(*at, "wait for approved")
+        assert (gone.code, "has finished: it does not run again, so dispatch it anew" in gone.err) == (1, True)
+        entries = [(each.who, each.job, each.count, each.text) for each in await mesh.log() if each.kind == "rewound"]
+        assert entries[0] == ("grace", "order-7", 2, 'from: charge {"order":7}')
+        assert len(entries) == 2
+
+
+async def test_a_put_back_that_keeps_a_failure_says_how_to_go_on(beside: Beside, mesh: worqr.Mesh) -> None:
+    @mesh.step(name="charge", retry=worqr.RetryPolicy(max_failures=1))
+    async def charge() -> None:
+        raise ValueError("declined")
+
+    @mesh.workflow(name="shop.fulfil")
+    async def fulfil(refunds: bool) -> None:
+        with suppress(worqr.StepFailed):
+            await charge()
+        if refunds:
+            await worqr.step("refund", lambda: None)
+        raise worqr.Failure("declined")
+
+    async with mesh.join():
+        for refunds in (True, False):
+            with pytest.raises(worqr.JobFailed):
+                await (await fulfil.options(id=f"refunds {refunds}", result_ttl=60).dispatch(refunds)).result(PATIENCE)
+    async with mesh.connect():
+        kept = await beside("failed", "retry", "shop.fulfil", "refunds True")
+        assert (kept.code, kept.out) == (0, "1 requeued\n")
+        assert "keeps the failure of 'charge {}'" in kept.err
+        assert "worqr rewind shop.fulfil 'refunds True' 'charge {}'" in kept.err
+        assert (await beside("failed", "retry", "shop.fulfil", "refunds False")) == Answer(0, "1 requeued\n", "")
+        await fulfil.queue.delete()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from urllib.parse import unquote
 
 import pytest
 import trio
@@ -16,6 +17,7 @@ from tests.dashboard.test_pages import text_of
 from tests.dashboard.test_requests import MOST
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
+from worqr.dashboard import Viewer
 from worqr.keys import QueueKeys
 
 LEFT = pytest.mark.leaves("*")
@@ -172,7 +174,24 @@ async def test_the_button_of_a_wait_ends_it_once(connected: worqr.Mesh, site: Si
             "key": "sleep",
             "back": "/job?queue=fulfil&id=order-7",
         }
+        assert "Run again from here" in page.text
+        rewound = await site.post("/rewind", **form)
+        assert "rewind:1" in unquote(rewound.headers["location"])
+        assert "1 entry was dropped" in (await site.ask("GET", rewound.headers["location"])).text
+        async with job.watch(PATIENCE) as states:
+            async for status in states:
+                if status.state == "suspended":
+                    break
+        assert "rewind-none" in (await site.post("/rewind", **{**form, "key": "sleep #2"})).headers["location"]
+        assert "rewind-none" in (await site.post("/rewind", **{**form, "life": str(life + 1)})).headers["location"]
+        before, site.viewer = site.viewer, Viewer("bob", ("look", "send"))
+        assert (await site.post("/rewind", **form)).status_code == 403
+        assert "Run again from here" not in (await site.get("/job", queue="fulfil", id="order-7")).text
+        site.viewer = before
         assert "wait-ended" in (await site.post("/end-wait", **form)).headers["location"]
         assert "wait-none" in (await site.post("/end-wait", **{**form, "life": str(life + 1)})).headers["location"]
         await job.cancel(wait=5)
     assert [entry.text for entry in await connected.log() if entry.kind == "sent"] == ["the end of: sleep"]
+    assert [(entry.text, entry.count) for entry in await connected.log() if entry.kind == "rewound"] == [
+        ("from: sleep", 1)
+    ]

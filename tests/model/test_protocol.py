@@ -21,9 +21,12 @@ from tests.model.wakeups import Tokens, Wakeups
 from tests.model.workflows import (
     CancelledWorkflows,
     DoubtfulWorkflows,
+    EndedWaitWorkflows,
+    FailedAndRewoundWorkflows,
     FailingWorkflows,
     ReplacedWorkflows,
     RetriedWorkflows,
+    RewoundWorkflows,
     Workflows,
 )
 
@@ -31,8 +34,16 @@ MODELS: tuple[type[Model[Any]], ...] = (
     *(Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits, Lanes),
     *(Batches, CancelledBatches, ReopenedBatches, ClearedBatches, FollowUps),
     *(Workflows, CancelledWorkflows, FailingWorkflows, ReplacedWorkflows, RetriedWorkflows, DoubtfulWorkflows),
+    *(RewoundWorkflows, FailedAndRewoundWorkflows, EndedWaitWorkflows),
 )
-LARGE = (FailingWorkflows, ReplacedWorkflows, RetriedWorkflows, DoubtfulWorkflows)
+LARGE = (
+    FailingWorkflows,
+    ReplacedWorkflows,
+    RetriedWorkflows,
+    RewoundWorkflows,
+    FailedAndRewoundWorkflows,
+    DoubtfulWorkflows,
+)
 """Each takes seconds: one of them is searched, and all with ``--all``."""
 SEARCHED = [pytest.param(each, marks=pytest.mark.sweep(keep=1) if each in LARGE else ()) for each in MODELS]
 MISTAKES = [(model, mistake) for model in MODELS for mistake in model.mistakes]

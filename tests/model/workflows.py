@@ -6,9 +6,12 @@ any time later); a live worker that is declared dead, and goes on; a reply that 
 message that is delivered twice. Deadlines pass at any time after they were stored. The memory of an end in the child's slot
 expires when no dispatch and no message of it is under way.
 
-Promised: what a run was told of a wait, each later run is told; no event, end or cancel of one job reaches another job of its
-id; a child is started once per try; a failure is counted once; a cancel is acknowledged once, and no child runs on after it; no
-wake-up is lost; the mesh comes to rest.
+A workflow that does not run may be let run again from an entry: the child, the wait for the event, or the sleep. The entry and
+all later ones are dropped. A child that was dropped and has not ended is cancelled, and one that is started again has a new name.
+
+Promised: what a run was told of a wait, each later run is told, unless that wait was dropped; no event, end or cancel of one job
+reaches another job of its id; a child is started once per try; a failure is counted once; a cancel is acknowledged once, and no
+child runs on after it; no wake-up is lost; the mesh comes to rest.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ End = tuple[int, int, str]
 Request = tuple[Any, ...]
 """The word of a request, and what it brings."""
 OPEN: frozenset[str] = frozenset()
+AFTER_ALONE = "a child that is started again keeps its name, and has `after`"
 
 
 class Record(NamedTuple):
@@ -41,6 +45,10 @@ class Record(NamedTuple):
     """Only an end with a higher number counts."""
     round: int = 0
     """How many ends of the child were dropped."""
+    again: int = 0
+    """How often it was let run again from an earlier entry."""
+    child: int = 0
+    """The name of the child that was noted. A life has one child, and one more each time it runs again from there."""
     event: str = ""
     bound: str = ""
     """How the wait for the event ended: the event, or ``timeout``."""
@@ -95,6 +103,13 @@ class Durable(NamedTuple):
     dispatches: int = 0
     errors: int = 0
     put_backs: int = 0
+    rewinds: int = 0
+    endings: int = 0
+    """How many times a person may still end the wait for the event."""
+    has_deadline: bool = True
+    """The wait for the event has one."""
+    dropped: int = 0
+    """The name of a child that was dropped before it had ended."""
 
 
 Steps = Iterator[tuple[str, str, Durable]]
@@ -176,7 +191,7 @@ class Workflows(Model[Durable]):
         """The job ends; the job that it blocked follows."""
         outbox = state.outbox
         if is_cancelled and state.record and state.record.noted:
-            outbox |= {("cancel", state.record.life, 0, "")}
+            outbox |= {("cancel", state.record.child, 0, "")}
         acknowledged = state.acknowledged + is_cancelled
         following = state._replace(record=state.blocked, blocked=None, dead=dead or state.dead)
         return following._replace(acknowledged=acknowledged, outbox=outbox)
@@ -218,7 +233,7 @@ class Workflows(Model[Durable]):
         if not record or record.place != "active" or record.claim != run.claim:
             return state, "lost"
         if word == "note":
-            return state._replace(record=record._replace(noted=True)), "ready"
+            return state._replace(record=self._noted(record)), "ready"
         if record.marked:
             return self._ended(state, is_cancelled=True), "gone"
         if word == "finish":
@@ -231,11 +246,17 @@ class Workflows(Model[Durable]):
             return self._released(state, again), "gone"
         return self._suspend(state, record, request[1])
 
+    def _noted(self, record: Record) -> Record:
+        """The record with its child: the one that it has, or a new one."""
+        if record.noted:
+            return record
+        renames = self._keeps("a child that is started again keeps its name") and self._keeps(AFTER_ALONE)
+        return record._replace(noted=True, child=record.life + (record.again if renames else 0))
+
     def _suspend(self, state: Durable, record: Record, waits: frozenset[str]) -> tuple[Durable, str]:
         keeps = self._keeps("waits outlive their suspension")
-        record = record._replace(
+        record = self._noted(record)._replace(
             waits=waits if keeps else record.waits | waits,
-            noted=True,
             wait=record.wait or ("stored" if "e" in waits else ""),
             sleep=record.sleep or ("stored" if "s" in waits else ""),
         )
@@ -266,10 +287,16 @@ class Workflows(Model[Durable]):
         record, dead, end = state.record, state.dead, (life, number, outcome)
         is_old = self._keeps("ends have no numbers")
         looks_aside = self._keeps("an end is not stored in the dead-letter queue")
-        if looks_aside and dead and dead.life == life and not (record and record.life == life):
+        if looks_aside and dead and dead.child == life and not (record and record.child == life):
             known = dead.end or (number <= dead.after and is_old)
             return state if known else state._replace(dead=dead._replace(end=end))
-        if not record or record.end or self._is_other(record.life, life) or (is_old and number <= record.after):
+        if (
+            not record
+            or record.end
+            or not record.noted
+            or self._is_other(record.child, life)
+            or (is_old and number <= record.after)
+        ):
             return state
         return state._replace(record=self._wake(record._replace(end=end), "c"))
 
@@ -305,7 +332,7 @@ class Workflows(Model[Durable]):
             yield "a claim is recovered", "", self._released(state, record._replace(place="line"))
         if record.place == "back":
             yield "the backoff is over", "", state._replace(record=record._replace(place="line"))
-        if record.wait == "stored" and record.place in ("suspended", "active", "line"):
+        if state.has_deadline and record.wait == "stored" and record.place in ("suspended", "active", "line"):
             after = state._replace(record=self._wake(record._replace(wait="passed"), "e"))
             yield "the wait's time is over", "", after
         if record.sleep == "stored":
@@ -315,7 +342,7 @@ class Workflows(Model[Durable]):
         """What the function does next with its copy: the request that it sends."""
         copy, notes_first = run.copy, self._keeps("a child is noted after its dispatch")
         if run.doing == "child" and not copy.end and (notes_first or not copy.noted):
-            return ("note",) if notes_first else ("dispatch", copy.life, copy.round, copy.after)
+            return ("note",) if notes_first else ("dispatch", copy.life + copy.again, copy.round, copy.after)
         waits = frozenset(wait for wait, is_over in (("c", copy.end), ("e", copy.bound)) if not is_over)
         if waits:
             return "suspend", waits
@@ -371,7 +398,7 @@ class Workflows(Model[Durable]):
         if request[0] == "note":
             assert after.record
             record = self._bound(after.record)
-            doing = "waits" if record.end else ("dispatch", record.life, record.round, record.after)
+            doing = "waits" if record.end else ("dispatch", record.child, record.round, record.after)
             return put(after, run._replace(doing=doing, copy=self._copied(after.record)))
         if reply == "ready":
             assert after.record
@@ -385,7 +412,7 @@ class Workflows(Model[Durable]):
             if child.memory and not dispatching and not moving:
                 yield "an hour passes", "", self._put_child(state, slot, child._replace(memory=None))
             if child.runs:
-                is_wanted = state.record is not None and state.record.life == child.life
+                is_wanted = state.record is not None and state.record.child == child.life
                 for outcome in ("finished", "failed"):
                     after = self._end_child(state, slot, outcome)
                     yield "the child ends" if is_wanted else "an orphan ends", outcome, after
@@ -422,6 +449,10 @@ class Workflows(Model[Durable]):
                 yield "cancel", "it ends", self._ended(after, is_cancelled=True)
         if state.dispatches:
             yield from self._dispatch_steps(state._replace(dispatches=0))
+        if state.endings and record and record.wait:
+            yield "end_wait", record.place, self._wait_ended(state._replace(endings=state.endings - 1), record)
+        if state.rewinds:
+            yield from self._rewind_steps(state._replace(rewinds=state.rewinds - 1))
         if state.put_backs and state.dead and not record:
             yield "retry_aside", "", state._replace(record=self._back(state.dead), dead=None, put_backs=0)
 
@@ -456,6 +487,40 @@ class Workflows(Model[Durable]):
             yield "dispatch anew", "cancel: blocked", state._replace(record=marked, blocked=fresh)
         else:
             yield "dispatch anew", "cancel: created", self._ended(state, is_cancelled=True)._replace(record=fresh)
+
+    def _wait_ended(self, state: Durable, record: Record) -> Durable:
+        """A person ends the wait for the event, as if its time were over. One that has ended stays as it is."""
+        if not self._keeps("end_wait stores the outcome itself"):
+            return state._replace(record=self._wake(record._replace(bound="timeout"), "e"))
+        if record.bound:
+            return state
+        ended = record._replace(wait="passed")
+        return state._replace(record=self._wake(ended, "e") if self._keeps("end_wait wakes nobody") else ended)
+
+    def _rewind_steps(self, state: Durable) -> Steps:
+        """It is let run again from an entry: not while it runs."""
+        record = state.record or state.dead
+        if not record or record.place == "active":
+            return
+        dead = None if state.record is None else state.dead
+        again = record._replace(
+            place="line", failures=0, marked=False, again=record.again + 1, sleep="", waits=record.waits - {"s"}
+        )
+        without = again._replace(
+            bound="", wait="", event="" if record.bound else record.event, waits=again.waits - {"e"}
+        )
+        if record.sleep:
+            yield "rewind_job", "from the sleep", state._replace(record=again, dead=dead)
+        if record.wait or record.bound:
+            yield "rewind_job", "from the event", state._replace(record=without, dead=dead)
+        if record.noted:
+            runs, number = record.end is None, record.end[1] if record.end else 0
+            after = number if self._keeps("a child that is started again keeps its name") else 0
+            anew = without._replace(noted=False, end=None, waits=OPEN, round=record.round + 1, child=0, after=after)
+            cancels = runs and self._keeps("a dropped child is not cancelled")
+            outbox = state.outbox | ({("cancel", record.child, 0, "")} if cancels else set())
+            dropped = record.child if runs else state.dropped
+            yield "rewind_job", "from the child", state._replace(record=anew, dead=dead, outbox=outbox, dropped=dropped)
 
     def _back(self, dead: Record) -> Record:
         """A record of the dead-letter queue, put back: a failed end of its child is dropped."""
@@ -503,9 +568,13 @@ class Workflows(Model[Durable]):
         if copy.bound and (run.doing == "waits" or copy.end):
             if copy.bound != "timeout" and int(copy.bound[1]) != copy.life:
                 return state._replace(wrong="an event of the old job reaches the new one")
-            seen.add(("event", copy.life, 0, copy.bound))
+            seen.add(("event", copy.life, copy.again, copy.bound))
         if copy.end:
-            if copy.end[0] != copy.life:
+            if copy.end[2] == "cancelled" and not state.cancelled:
+                return state._replace(
+                    wrong="the cancellation of a dropped child reaches the one that was started again"
+                )
+            if copy.end[0] != copy.child:
                 return state._replace(wrong="the end of the old job's child reaches the new job")
             seen.add(("end", copy.life, copy.round, copy.end[1:]))
         known: dict[tuple[str, int, int], Any] = {}
@@ -536,6 +605,8 @@ class Workflows(Model[Durable]):
             return "it is suspended, though what it waits for has come, or can never come"
         if not record and state.blocked:
             return "a blocked job is left"
+        if any(child.runs and child.life == state.dropped for child in state.children):
+            return "a dropped child runs on"
         if state.cancelled and not record and not state.dead and any(child.runs for child in state.children):
             return "a child runs on after the cancel"
         return None
@@ -609,3 +680,53 @@ class DoubtfulWorkflows(Workflows):
     mistakes: ClassVar[Mapping[str, int]] = {}
     least: ClassVar[int] = 100_000
     first: ClassVar[Durable] = Durable(events=(0, 0), dispatches=1)
+
+
+class RewoundWorkflows(Workflows):
+    """One that is let run again from an entry, with a fault."""
+
+    moves: ClassVar[Mapping[str, By]] = {
+        **{name: by for name, by in Workflows.moves.items() if name != "send_event"},
+        **Workflows.orphaned,
+        "rewind_job": By.USER,
+    }
+    mistakes: ClassVar[Mapping[str, int]] = {
+        "a child that is started again keeps its name": 14,
+        AFTER_ALONE: 14,
+        "a dropped child is not cancelled": 17,
+    }
+    least: ClassVar[int] = 200_000
+    first: ClassVar[Durable] = Durable(events=(0, 0), rewinds=1)
+
+
+class FailedAndRewoundWorkflows(Workflows):
+    """One that gets an event, or fails for good, and is let run again from an entry, without a fault."""
+
+    moves: ClassVar[Mapping[str, By]] = {
+        **Workflows.common,
+        **Workflows.failing,
+        **Workflows.orphaned,
+        "rewind_job": By.USER,
+    }
+    mistakes: ClassVar[Mapping[str, int]] = {}
+    least: ClassVar[int] = 20_000
+    first: ClassVar[Durable] = Durable(faults=0, rewinds=1)
+
+    def starts(self) -> Iterator[Durable]:
+        yield self.first
+        yield self.first._replace(events=(0, 0), errors=1)
+
+
+class EndedWaitWorkflows(Workflows):
+    """One whose wait for the event has no deadline, and is ended by a person."""
+
+    moves: ClassVar[Mapping[str, By]] = {
+        **{name: by for name, by in Workflows.moves.items() if name != "the wait's time is over"},
+        "end_wait": By.USER,
+    }
+    mistakes: ClassVar[Mapping[str, int]] = {
+        "end_wait stores the outcome itself": 14,
+        "end_wait wakes nobody": 12,
+    }
+    least: ClassVar[int] = 5_000
+    first: ClassVar[Durable] = Durable(endings=1, has_deadline=False)

@@ -383,6 +383,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "look_for_child": lambda q, g, scene: ops.look_for_child(q, q.base, "parent", LIFE, "lost", 0, "lost child"),
     "send_event": lambda q, g, scene: ops.send_event(q, "suspended", "approved", b"json 1"),
     "end_wait": lambda q, g, scene: ops.end_wait(q, "suspended", "approved"),
+    "rewind_job": lambda q, g, scene: ops.rewind_job(q, "suspended", "approved"),
     "refuse_event": lambda q, g, scene: ops.refuse_event(q, "A", scene.workflow, "a"),
     "start_tasks": lambda q, g, scene: ops.start_tasks(q, "A", 99, 9),
     "set_lane": lambda q, g, scene: ops.set_lane(q, "gold", "limit", "5"),

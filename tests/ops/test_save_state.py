@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.ops.driver import BOOM, PAST, Desk, digest, fields_of, record, reference, remembered
@@ -15,6 +17,21 @@ def save(desk: Desk, worker: str, held: int, number: int, state: bytes) -> str:
 
 def step(desk: Desk, worker: str, held: int, name: str, result: bytes) -> str:
     return desk.call(ops.save_state(desk.q, worker, held, 0, name, result))
+
+
+@pytest.mark.parametrize("kind", ["raw", "job", "workflow"])
+def test_the_first_step_makes_a_workflow_of_a_job_that_was_dispatched_without_a_life(desk: Desk, kind: str) -> None:
+    desk.enter("A")
+    if kind == "raw":
+        desk.call(ops.enqueue(desk.q, [b"a"]))
+    else:
+        desk.dispatch("x", workflow=kind == "workflow")
+    [held] = desk.take("A", 1)
+    desk.call(ops.save_state(desk.q, "A", held, 0, "charge", b"none ", took=90))
+    [found] = [fields for name, fields in desk.state().items() if name.startswith(":active:")]
+    assert found["life"] == found["first"]
+    assert re.fullmatch(r"1 \d{13} 90", found["at:step:charge"])
+    assert found["entries"] == "1"
 
 
 def saved(state: str, number: int = 1, **steps: str) -> dict[str, str]:

@@ -41,10 +41,12 @@ def active(desk: Desk, id: str = "x") -> dict[str, str]:
 
 
 def untimed(fields: dict[str, str]) -> dict[str, str]:
-    """The fields of a record, with T for when waits began and ended."""
+    """The fields of a record, with T for when waits began and ended, and without the numbers of waits."""
     found = {}
     for name, value in fields.items():
         words = value.split(" ")
+        if name.startswith("at:wait:"):
+            continue
         if name.startswith(("wait:", "end:")):
             assert words[1].isdigit()
             words[1] = "T"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +19,7 @@ from tests.peer.tools import QUICK, eventually, until
 from tests.peer.workflow_jobs import Approval, dying, keeping, registry
 from tests.support.patience import PATIENCE
 from worqr.client.producer import Producer
+from worqr.peer import steps
 
 if TYPE_CHECKING:
     from tests.peer.conftest import NewMesh
@@ -1020,6 +1023,154 @@ async def test_the_time_line_has_when_steps_and_jobs_began_and_ended_and_a_repla
         assert await done(job, "wait for go #2") == before
         await job.send("go")
         await job.result(PATIENCE)
+
+
+@pytest.mark.parametrize("place", ["loop", "thread"])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_time_line_has_how_long_a_step_took_also_of_a_job_that_its_function_has_not_dispatched(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch, place: Any, fails: bool
+) -> None:
+    mesh, clock = new_mesh(), [1000.0]
+    monkeypatch.setattr(steps, "time", SimpleNamespace(time=time.time, monotonic=lambda: clock[0]))
+
+    @mesh.step(name="charge now", retry=worqr.RetryPolicy(max_failures=1))
+    def charge_now() -> None:
+        clock[0] += 90.5
+        if fails:
+            raise ValueError("declined")
+
+    @mesh.step(name="charge", retry=worqr.RetryPolicy(max_failures=1))
+    async def charge() -> None:
+        clock[0] += 90.5
+        if fails:
+            raise ValueError("declined")
+
+    async def on_a_loop() -> None:
+        with contextlib.suppress(worqr.StepFailed):
+            await charge()
+        await worqr.wait_for("approved", Approval)
+
+    def in_a_thread() -> None:
+        with contextlib.suppress(worqr.StepFailed):
+            charge_now()
+        worqr.wait_for_now("approved", Approval)
+
+    handler: Any = in_a_thread if place == "thread" else on_a_loop
+    mesh.workflow(name="fulfil", runs_in=place)(handler)
+    async with mesh.join():
+        job = await mesh.queue("fulfil").dispatch(b"{}")  # as a schedule does
+        await suspended(job)
+        [step] = [each for each in (await mesh.queue("fulfil").read(job.id)).time_line if each.kind == "step"]
+        assert step.began is not None
+        assert step.ended is not None
+        assert (step.ended - step.began).total_seconds() == 90.5
+        await job.cancel()
+
+
+@pytest.mark.parametrize("place", ["loop", "asyncio", "thread"])
+async def test_a_workflow_runs_again_from_an_entry_and_starts_new_jobs(new_mesh: NewMesh, place: Any) -> None:
+    mesh, calls, packed, stopped = new_mesh(), list[str](), list[str](), trio.Event()
+
+    def charge() -> None:
+        calls.append("charge")
+
+    @mesh.task(name="pack")
+    async def pack() -> str:
+        packed.append(worqr.current().id)
+        if len(packed) == 1:
+            try:
+                await trio.sleep_forever()
+            finally:
+                stopped.set()
+        return f"parcel {len(packed)}"
+
+    async def on_a_loop() -> tuple[str, Any]:
+        await worqr.step("charge", charge)
+        return await pack.run(), await worqr.wait_for("approved", Approval)
+
+    def in_a_thread() -> tuple[str, Any]:
+        worqr.step_now("charge", charge)
+        return worqr.gather_now(pack.run())[0], worqr.wait_for_now("approved", Approval)
+
+    handler: Any = in_a_thread if place == "thread" else on_a_loop
+    fulfil: Any = mesh.workflow(name="fulfil", runs_in=place, result_ttl=60)(handler)
+    async with mesh.join():
+        job = await fulfil.options(id="o").dispatch()
+        await waiting_for(fulfil, job, "job pack {}")
+        assert await job.rewind("pack {}") == 2
+        await waiting_for(fulfil, job, "wait for approved")
+        with trio.fail_after(PATIENCE):
+            await stopped.wait()
+        with pytest.raises(
+            worqr.UsageError, match=r"no entry 'pack \{\}' in its time line, which has 'charge', 'pack \{\} ~1'"
+        ):
+            await job.rewind("pack {}")
+        assert await job.rewind("wait for approved") == 1
+        await waiting_for(fulfil, job, "wait for approved")
+        assert len(packed) == 2
+        assert await job.rewind("charge") == 4
+        await waiting_for(fulfil, job, "wait for approved")
+        assert await approved(job) == ("parcel 3", {"by": "ada"})
+        with pytest.raises(worqr.NoJob, match="has finished: it does not run again, so dispatch it anew"):
+            await job.rewind("charge")
+    assert calls == ["charge", "charge"]
+    assert [each.rpartition("/")[2] for each in packed] == ["pack {}", "pack {} ~1", "pack {} ~3"]
+
+
+async def test_one_in_the_dead_letter_queue_runs_again_from_an_entry(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    @mesh.step(name="charge", retry=worqr.RetryPolicy(max_failures=1))
+    async def charge() -> None:
+        calls.append("charge")
+        if len(calls) == 1:
+            raise ValueError("declined")
+
+    @mesh.step(name="refund")
+    async def refund() -> None:
+        calls.append("refund")
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> str:
+        try:
+            await charge()
+        except worqr.StepFailed:
+            await refund()
+            raise worqr.Failure("declined") from None
+        return "paid"
+
+    async with mesh.join():
+        job = await fulfil.options(id="o").dispatch()
+        await failure_of(job)
+        assert await fulfil.queue.failed.retry("o")
+        await failure_of(job)
+        assert calls == ["charge", "refund"]  # what was stored after it keeps the failure
+        assert await fulfil.job("o").rewind("charge {}") == 2
+        assert await fulfil.job("o").result(PATIENCE) == "paid"
+    assert calls == ["charge", "refund", "charge"]
+
+
+async def test_a_workflow_that_runs_does_not_run_again(new_mesh: NewMesh) -> None:
+    mesh, begun, go = new_mesh(), trio.Event(), trio.Event()
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        await worqr.step("charge", lambda: None)
+        begun.set()
+        await go.wait()
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        with trio.fail_after(PATIENCE):
+            await begun.wait()
+        with pytest.raises(
+            worqr.UsageError, match="runs: wait until it is suspended, or cancel it and dispatch it anew"
+        ):
+            await job.rewind("charge")
+        go.set()
+        await job.result(PATIENCE)
+        with pytest.raises(worqr.NoJob, match="is gone"):
+            await fulfil.job("other").rewind("charge")
 
 
 async def test_the_time_line_names_the_jobs_that_were_started(new_mesh: NewMesh) -> None:

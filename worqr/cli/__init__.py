@@ -48,7 +48,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     },
     "Operate": {
         "cancel": "queue_commands",
-        **dict.fromkeys(("send", "end-wait", "run-now", "batch"), "job_commands"),
+        **dict.fromkeys(("send", "end-wait", "rewind", "run-now", "batch"), "job_commands"),
         "outbox": "mesh_commands",
         **dict.fromkeys(("failed", "undecodable"), "dead_letter_commands"),
         **dict.fromkeys(("pause", "resume", "lanes", "limit", "delete"), "queue_commands"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -22,6 +23,7 @@ from worqr.cli.options import (
 )
 from worqr.cli.output import payload_fields, print_error, print_json, show_table
 from worqr.escaping import escape, escape_bytes
+from worqr.job_states import ENDS
 from worqr.views.tables import COUNT, FAILED, Column, error_text
 from worqr.views.values import exact_time, shorten
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["failed", "undecodable"]
 Verb = Literal["retry", "drop"]
+MOST_HINTS: Final = 20
+"""Jobs that were put back of which the failures are listed that they keep."""
 
 Error = Annotated[
     str | None,
@@ -183,6 +187,8 @@ class _Commands:
             dead_letters = self._of(mesh, queue)
             if ids:
                 count = await (dead_letters.retry if verb == "retry" else dead_letters.drop)(*ids)
+                if verb == "retry" and count:
+                    return count, "\n".join(await _kept_failures(mesh, queue, ids[:MOST_HINTS]))
             else:
                 act_on_all = dead_letters.retry_all if verb == "retry" else dead_letters.drop_all
                 count = await act_on_all(error=choice.error, before=before, since=since, limit=choice.limit)
@@ -202,6 +208,22 @@ class _Commands:
         else:
             text = f"{missing:,} of {len(ids):,} ids match no {what} in queue {queue!r}"
         return f"{text} (it may have been retried or deleted already); list them with `worqr {self._kind} {queue!r}`"
+
+
+async def _kept_failures(mesh: Mesh, queue: str, ids: Sequence[str]) -> list[str]:
+    """Return how to go on with workflows that were put back and keep failures, because they have stored something later."""
+    hints: list[str] = []
+    for each in ids:
+        record = await queue_by_name(mesh, queue).read(each)
+        if not record.life or record.status.state in ENDS:
+            continue
+        hints += [
+            f"job {each!r} keeps the failure of {entry.key!r}, because it has stored something later. To drop it and all later "
+            f"entries: worqr rewind {shlex.quote(queue)} {shlex.quote(each)} {shlex.quote(entry.key)}"
+            for entry in record.time_line
+            if entry.state in ("failed", "cancelled", "gone")
+        ]
+    return hints
 
 
 def _fields(record: Failed) -> dict[str, Any]:

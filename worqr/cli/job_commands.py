@@ -1,5 +1,5 @@
-"""The commands about tasks and jobs: ``running``, ``jobs``, ``recent``, ``status``, ``send``, ``end-wait``, ``run-now``, and
-``batches`` of jobs.
+"""The commands about tasks and jobs: ``running``, ``jobs``, ``recent``, ``status``, ``send``, ``end-wait``, ``rewind``,
+``run-now``, and ``batches`` of jobs.
 """
 
 from __future__ import annotations
@@ -323,6 +323,37 @@ def end_wait(
         print(f"ended {escape(key)}")
     if not ended:
         raise CommandFailed(f"job {id!r} of queue {queue!r} does not wait for {key!r}: `worqr status` shows its waits")
+
+
+def rewind(
+    queue: Annotated[str, Parameter(help="Queue of the job.")],
+    id: Annotated[str, Parameter(help="Id of the job.")],
+    key: Annotated[str, Parameter(help="Key of a step, a wait or a job, as `worqr status ID --json` shows it.")],
+    /,
+    *,
+    json: Annotated[bool, flag("Print one JSON object.")] = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """Let a workflow run again from an entry of its time line: drop this entry and all later ones.
+
+    Not while it runs. Jobs that were dropped and have not ended are cancelled. Exit code 1 if nothing was dropped.
+    """
+
+    async def command(mesh: Mesh) -> int:
+        from worqr.client.job import note_rewound
+
+        try:
+            dropped = await queue_by_name(mesh, queue).job(id).rewind(key)
+        except (NoJob, UsageError) as error:
+            raise CommandFailed(str(error)) from None
+        await note_rewound(client_of(mesh), queue, id, key, dropped)
+        return dropped
+
+    dropped = run_connected(connect, command)
+    if json:
+        print_json({"queue": queue, "id": id, "key": key, "dropped": dropped})
+    else:
+        print(f"dropped {dropped:,}, runs again from {escape(key)}")
 
 
 def _print_outcome(target: _Target, outcome: str, *, json: bool) -> None:

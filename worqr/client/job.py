@@ -355,6 +355,30 @@ async def end_wait(client: Client, keys: QueueKeys, id: str, key: str, *, number
     return ended.status != "closed"
 
 
+async def rewind(client: Client, keys: QueueKeys, id: str, key: str, *, number: int = 0, life: int = 0) -> int:
+    """Let a workflow run again from an entry of its time line; see `Job.rewind`. `number`, `life`: as `end_wait`."""
+    found = await client.ask(ops.rewind_job(keys, id, check_text(key, "the key of an entry"), number=number, life=life))
+    if found.status == "ok":
+        return found.dropped
+    where = f"the job {id!r} of queue {keys.display_name!r}"
+    if found.status == "none":
+        why = "is no workflow" if found.state == "plain" else _ENDED.get(found.state, "is gone")
+        raise NoJob(f"{where} {why}: it does not run again, so dispatch it anew", found.state)
+    if found.status == "unknown":
+        names = ", ".join(map(repr, found.keys)) or "nothing yet"
+        raise UsageError(f"{where} has no entry {key!r} in its time line, which has {names}")
+    raise UsageError(f"{where} {_NOT_REWOUND[found.status].format(*map(repr, found.keys))}")
+
+
+_NOT_REWOUND: Final = {
+    "active": "runs: wait until it is suspended, or cancel it and dispatch it anew",
+    "unordered": "has {}, of which no place in the time line is known, because an older version has stored it: cancel the job "
+    "and dispatch it anew",
+    "taken": "is in the dead-letter queue, and another job has its id now: wait until that one has ended",
+    "closing": "is a member of a batch that is being cancelled: dispatch it anew",
+}
+
+
 def _why_none(state: str) -> str:
     """Return why a job has no waits and no events."""
     return "is no workflow, which alone can wait for events" if state == "plain" else _ENDED.get(state, "is gone")
@@ -363,6 +387,11 @@ def _why_none(state: str) -> str:
 async def note_ended(client: Client, queue: str, id: str, key: str) -> None:
     """Write into the log of the mesh that a person has ended a wait."""
     await client.note("sent", queue=queue, job=id, count=1, text=f"the end of: {key}")
+
+
+async def note_rewound(client: Client, queue: str, id: str, key: str, dropped: int) -> None:
+    """Write into the log of the mesh that a person lets a workflow run again from an entry."""
+    await client.note("rewound", queue=queue, job=id, count=dropped, text=f"from: {key}")
 
 
 async def note_sent(client: Client, queue: str, id: str, name: str, value: object) -> None:
@@ -719,6 +748,26 @@ class Job(Generic[R]):
             Unavailable: The server did not reply within `patience`.
         """
         return await end_wait(self._client, await self._shard(), self.id, key, number=self._number)
+
+    async def rewind(self, key: str) -> int:
+        """Let the workflow run again from an entry of its time line: drop this entry and all that was stored later.
+
+        Steps are called again, waits begin anew, and jobs are started again. Jobs that were dropped and have not ended are
+        cancelled. A value that a dropped wait has taken is dropped, so send it again. A job in the dead-letter queue is put back.
+
+        Args:
+            key: The key of a step, a wait or a job, as in ``(await queue.read(id)).time_line``: ``"charge {...}"``.
+
+        Returns:
+            The number of entries that were dropped.
+
+        Raises:
+            NoJob: There is no such job, it has finished or was cancelled, or it is no workflow.
+            UsageError: The job runs; it has no such entry; another job has its id; its batch is being cancelled; an older version
+                of worqr has stored an entry without its place; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await rewind(self._client, await self._shard(), self.id, key, number=self._number)
 
     async def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel the job: delete it if it waits, cancel its handler if it runs.

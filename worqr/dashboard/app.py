@@ -500,6 +500,7 @@ ROUTES: Final[dict[str, Route]] = {
     "/retry": Route(partial(forms.change_dead_letters, "retry"), "POST", "retry"),
     "/send": Route(forms.send, "POST", "send"),
     "/end-wait": Route(forms.end_wait, "POST", "send"),
+    "/rewind": Route(forms.rewind, "POST", "retry"),
     "/run-now": Route(forms.run_now, "POST", "retry"),
     "/run-again": Route(forms.run_again, "POST", "retry"),
     "/forget": Route(forms.forget, "POST", "drop"),

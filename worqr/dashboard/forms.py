@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from worqr.client.job import address_of, check_event, note_ended, note_sent
+from worqr.client.job import address_of, check_event, note_ended, note_rewound, note_sent
 from worqr.client.job import end_wait as end_wait_of
+from worqr.client.job import rewind as rewind_of
 from worqr.dashboard.access import Refused
 from worqr.dashboard.pages import all_workers, check_sees_all, look
 from worqr.dashboard.reads import gathered
@@ -396,6 +397,24 @@ async def end_wait(visit: Visit) -> Response:
         if ended:
             await note_ended(client, queue.name, job, key)
         return "wait-ended" if ended else "wait-none"
+
+    return await done(visit, act)
+
+
+async def rewind(visit: Visit) -> Response:
+    """Let one life of a workflow run again from an entry of its time line. Sent twice, it finds the entry no more."""
+    queue, job, key = visit.queue(visit.text("queue")), visit.text("id"), visit.text("key")
+    life, client = whole(visit.text("life"), 0), client_of(visit.mesh)
+
+    async def act() -> str:
+        keys = QueueKeys(client.settings.prefix, queue.name)
+        try:
+            shard = await client.sharding.shard_of_id(keys, job)
+            dropped = await rewind_of(client, shard, job, key, life=life)
+        except (NoJob, UsageError):
+            return "rewind-none"
+        await note_rewound(client, queue.name, job, key, dropped)
+        return f"rewind:{dropped}"
 
     return await done(visit, act)
 

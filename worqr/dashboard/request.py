@@ -135,6 +135,9 @@ def notice(done: str) -> str:
             return _counted("put back into the queue", count, asked)
         case "run", [count, asked]:
             return _counted("due now", count, asked)
+        case "rewind", [count]:
+            dropped = "1 entry was" if count == 1 else f"{count:,} entries were"
+            return f"{dropped} dropped, and the workflow runs again from there."
         case "drop", [count, asked]:
             return _counted("deleted", count, asked)
         case _:
@@ -154,6 +157,7 @@ _FIXED: Final = {
     "sent-full": "Nothing was sent: 1,000 values of this name lie there, or the job has no room for more.",
     "wait-ended": "The wait was ended, and the workflow goes on.",
     "wait-none": "Nothing was ended: the workflow does not wait for that any more.",
+    "rewind-none": "Nothing was dropped: the workflow runs, has ended, or has no such entry any more. Reload its page.",
     "sent-none": "Nothing was sent: the job has ended, or it is no workflow.",
     "limit": "The limit holds now. Tasks that run continue.",
     "limit-cleared": "The limit of the code holds again.",

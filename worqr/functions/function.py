@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from datetime import datetime
@@ -353,6 +354,7 @@ class SyncListFunction(Function[[T], R]):
 # `ChildJob`: a job that a workflow has started, and whose result it awaits. `gather` awaits several at once.
 
 
+_AGAIN: Final = re.compile(r" ~\d+$")
 MAX_NAME: Final = 150
 """The most bytes of the name of a job in its workflow."""
 
@@ -378,7 +380,8 @@ class ChildJob(Generic[R]):
         key = _short(name or f"{definition.name} {call.task.decode('utf-8', 'replace')}")
         if not name and self._flow.must_hide(key):
             key = f"{definition.name[:120]} {sha256(call.task).hexdigest()[:32]}"
-        self.key: str = self._flow.key(key, "give one of them a name, as in fn.named('...').run(...)")
+        key = self._flow.key(key, "give one of them a name, as in fn.named('...').run(...)")
+        self.key: str = self._flow.children.name_of(key)
         self._flow.children.add(self.key, call, definition.require_client())
 
     def __await__(self) -> Generator[Any, None, R]:
@@ -525,6 +528,10 @@ def check_child_name(name: object) -> str:
     text = check_text(name, "the name of a job of a workflow")
     if not 0 < len(text.encode()) <= MAX_NAME:
         raise UsageError(f"the name of a job of a workflow must have 1 to {MAX_NAME} bytes, not {len(text.encode()):,}")
+    if _AGAIN.search(text):
+        raise UsageError(
+            f"the name of a job of a workflow must not end in ' ~' and a number, which marks what runs again: {text!r}"
+        )
     return text
 
 

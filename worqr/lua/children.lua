@@ -130,13 +130,18 @@ local function packed_failure(error_type, error_message, error_traceback, error_
   return #packed <= END_BYTES and packed or cmsgpack.pack({error_type or '', truncated(error_message or ''), '', ''})
 end
 
+-- Posts the cancellation of a noted `child` of the workflow `id`.
+local function cancel_one_child(base, child, id, life, reason)
+  post(base, 'cancel_child ' .. child.id, {'cancel_child', child.base, id, life, child.id, reason})
+end
+
 -- Posts cancellations to the children of the workflow `id`, whose record `key` is about to be deleted, that have not ended.
 local function cancel_children(base, key, id, life, reason)
   for _, name in ipairs(redis.call('HKEYS', key)) do
     local child_key = string.match(name, '^child:(.*)$')
     local child = child_key and noted_child(redis.call('HGET', key, name))
     if child and redis.call('HEXISTS', key, 'end:' .. child_key) == 0 then
-      post(base, 'cancel_child ' .. child.id, {'cancel_child', child.base, id, life, child.id, reason})
+      cancel_one_child(base, child, id, life, reason)
     end
   end
 end
@@ -244,6 +249,103 @@ local function drop_last_failures(kept)
     kept['step:' .. step], kept['at:step:' .. step] = nil, nil
   end
   kept.saved_size = kept.saved_size and digits(math.max(0, size))
+end
+
+-- Returns the entries of a workflow from its record `kept`, the first one first: steps, waits, children, and steps of which tries have
+-- failed (`try`). Each has its kind, its key and its number. Also returns the key of one of which no number is known, if there is one.
+local function entries_of(kept)
+  local entries, unordered = {}, nil
+  for name in pairs(kept) do
+    local kind, key = string.match(name, '^(%l+):([^@].*)$')
+    local is_one = kind == 'step' or kind == 'child' or kind == 'wait' or kind == 'try'
+    if is_one then
+      local at = kind == 'wait' and string.match(kept['end:' .. key] or '', '^%l+ %d+ (%d+) ') or kind ~= 'step' and kind ~= 'child' and (kept.entries or '0')
+      at = string.match(kept['at:' .. kind .. ':' .. key] or '', '^%d+') or at
+      local number = whole_number(at, nil, NEVER)
+      entries[#entries + 1] = {kind = kind, key = key, number = (number or 0) + (kind == 'try' and 1 or 0)}
+      unordered = unordered or not number and key
+    end
+  end
+  table.sort(entries, function(one, other)
+    return one.number < other.number or one.number == other.number and one.key < other.key
+  end)
+  return entries, unordered
+end
+
+-- Deletes an entry from what a workflow keeps. Returns how many bytes it counted.
+local function delete_entry(kept, entry)
+  local kind, key = entry.kind, entry.key
+  local value, outcome, ended = kept[kind .. ':' .. key], string.match(kept['end:' .. key] or '', '^(%l+) %d+ %d+ (.*)$')
+  kept[kind .. ':' .. key], kept['at:' .. kind .. ':' .. key] = nil, nil
+  if kind == 'step' or kind == 'try' then
+    return saved_bytes(key, #value)
+  end
+  local refused, size = kept['refused:' .. key], 0
+  kept['end:' .. key], kept['refused:' .. key] = nil, nil
+  if kind == 'child' then
+    return STEP_BYTES + math.max(0, #(ended or '') - STEP_BYTES)
+  end
+  local what, _, _, event = parsed_wait(value)
+  if ended then
+    size = what == 'event' and outcome == 'value' and saved_bytes(event, #ended) or STEP_BYTES
+  end
+  return size + (refused and saved_bytes(event or '', #refused) or 0)
+end
+
+-- Returns which of these entries go if a workflow runs again from `key`, by kind and key: it, and those after it. The waits between the
+-- tries of a step go with the step. Returns nil if there is no such entry.
+local function entries_from(entries, key)
+  local from, going, found = nil, {}, false
+  for _, entry in ipairs(entries) do
+    from = from or entry.key == key and entry.number
+  end
+  for _, entry in ipairs(from and entries or {}) do
+    going[entry.kind .. ':' .. entry.key] = (entry.key == key or entry.number > from) or nil
+  end
+  for _, entry in ipairs(from and entries or {}) do
+    local step = entry.kind == 'wait' and string.match(entry.key, '^retry of (.*) #%d+$')
+    if step and (going['step:' .. step] or going['try:' .. step]) then
+      going['wait:' .. entry.key] = true
+    end
+    found = true
+  end
+  return found and going or nil
+end
+
+-- Drops the entry `key`, and all later ones, from the record `fields` of a workflow. Returns the fields that are left, how many entries
+-- were dropped, and the children among them that have not ended. Returns nil and the reply if that is not possible.
+local function drop_entries(fields, key)
+  local entries, unordered = entries_of(fields)
+  local going, left, open, running, dropped = entries_from(entries, key), {}, {}, {}, 0
+  if not going then
+    local reply = {'unknown'}
+    for i = 1, math.min(#entries, 100) do
+      reply[i + 1] = entries[i].key
+    end
+    return nil, reply
+  elseif unordered then
+    return nil, {'unordered', unordered}
+  end
+  for name, value in pairs(fields) do
+    left[name] = value
+  end
+  local size = whole_number(fields.saved_size, 0)
+  for _, entry in ipairs(entries) do
+    if going[entry.kind .. ':' .. entry.key] then
+      local child = entry.kind == 'child' and not fields['end:' .. entry.key] and noted_child(fields['child:' .. entry.key])
+      running[#running + 1] = child or nil
+      size, dropped = size - delete_entry(left, entry), dropped + 1
+    end
+  end
+  for _, name in ipairs(open_waits(fields.open)) do
+    open[#open + 1] = left['wait:' .. name] and name or nil
+  end
+  left.open = #open > 0 and cmsgpack.pack(open) or nil
+  local failed = string.match(fields.last_failed or '', '^%d+ (.*)$')
+  left.last_failed = failed and left['step:' .. failed] and fields.last_failed or nil
+  left.saved_size = fields.saved_size and digits(math.max(0, size))
+  left.rewinds = digits(whole_number(fields.rewinds, 0) + 1)
+  return left, dropped, running
 end
 
 -- note_children: notes in the record of a run which jobs it is about to start, so that their ends are stored there. It dispatches them

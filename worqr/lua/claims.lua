@@ -664,7 +664,7 @@ end
 local MOST_SAVED = 262144
 local MOST_KEPT = 1048576
 local STEP_BYTES = 1024 -- that a step counts at least, so that no record has more than 1,024 steps
-local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open last_failed value began_with '
+local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open last_failed value began_with rewinds '
 local PREFIXES_OF_LIFE = ' step try wait event events refused child end at '
 local LARGE_PREFIXES = ' step try event refused child end at '
 
@@ -1132,7 +1132,7 @@ end
 -- ARGV[5] value the bytes, or the kind of the step's result, a space and its value; of a try how it failed
 -- ARGV[6] progress 1: the run has asked for all entries that it found; if the step is new, the counters of the job begin anew. Of bytes: they
 --   are others than those that the run has found
--- ARGV[7] took ms that the step took; empty: not known
+-- ARGV[7] took ms that the step of a workflow took: the job is one from now on; empty: another job, or not known
 -- RETURNS ok size | full size | lost: size is how many bytes the job keeps, or would keep
 -- RESEND safe: fenced by the claim; a number that is not higher than the stored one changes nothing, and a step is stored once,
 --   or replaced by itself
@@ -1154,13 +1154,13 @@ local function save_state()
   value = is_try and digits(number) .. ' ' .. value or value
   local task = claimed_task(queue, item, id, claim, {task = item})
   local active = queue .. ':active:' .. task.id
-  local size, before, is_workflow = 0, 0, false
+  local size, before, is_workflow, kept = 0, 0, took ~= '', {}
   if id then
-    local kept = own(redis.pcall('HMGET', active, 'claim', 'saved_size', 'saved_number', 'life', 'try:' .. step)) or {}
+    kept = own(redis.pcall('HMGET', active, 'claim', 'saved_size', 'saved_number', 'life', 'try:' .. step, 'first')) or {}
     if kept[1] ~= claim then
       return {'lost'}
     end
-    size, is_workflow = whole_number(kept[2], 0, 2 * MOST_KEPT), kept[4]
+    size, is_workflow = whole_number(kept[2], 0, 2 * MOST_KEPT), kept[4] or is_workflow
     before = redis.call('HSTRLEN', active, step == '' and field or 'step:' .. step)
     local tried = kept[5] and tonumber(string.match(kept[5], '^%d+')) or 0
     if step == '' and number <= whole_number(kept[3], 0) or step ~= '' and before > 0 and not replaces
@@ -1179,6 +1179,9 @@ local function save_state()
     become_job(queue, worker, claim, task)
   end
   redis.call('HSET', active, field, value, 'saved_size', size)
+  if is_workflow and not kept[4] then
+    redis.call('HSET', active, 'life', kept[6] or claim)
+  end
   if step == '' then
     redis.call('HSET', active, 'saved_number', digits(number))
     if progress then

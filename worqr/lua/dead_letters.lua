@@ -206,6 +206,48 @@ local function find_dead_letter(base, id, number, first)
   end
 end
 
+-- Makes the dead-letter record `fields` under `claim` a job at the back of the queue, as the dispatch `number`, with all counters at
+-- zero. `batch`: its field, if it is a member again. `seen`: the result of find_job. Returns how many tasks became claimable.
+local function back_in_line(base, claim, fields, batch, seen, number, now)
+  local id = fields.id
+  delete_dead_letter(base, claim, true)
+  redis.call('ZREM', base .. ':failed', claim)
+  redis.call('ZREM', base .. ':broken', claim)
+  local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
+    scheduled_for = fields.scheduled_for, keep = fields.keep, batch = batch, parent = fields.parent, above = fields.above, follow = fields.follow,
+    batch_ended = fields.batch_ended, job_ended = fields.job_ended}
+  local o = {id = id, fields = kept, lane = is_lane(fields.lane) and fields.lane or nil, done = fields.done, tags = fields.tags}
+  drop_kept_job(base, fields.done and fields.first or '') -- it has not ended any more
+  for _, name in ipairs(POLICY) do
+    kept[name] = fields[name]
+  end
+  if fields.saved_size or fields.life then
+    copy_saved(fields, kept)
+    kept.started = fields.life and fields.reason ~= 'expired' and '1' or nil
+  end
+  if not fields.first then -- it was a raw task
+    kept.twin = redis.sha1hex(fields.task)
+  end
+  kept.twin = kept.twin or fields.twin
+  if kept.twin then
+    add_twin(base, kept.twin, id)
+  end
+  if batch then
+    note_member(batch, 'back', id)
+  end
+  local _, ready = create_job(base, id, o, fields.task, number, now, now, seen)
+  return ready
+end
+
+-- Puts one dead-letter record back, as back_in_line does, under a number of its own.
+local function put_back_alone(base, claim, fields, batch, seen, now)
+  local token = next_token(base)
+  local ready = back_in_line(base, claim, fields, batch, seen, digits(token), now)
+  store_token(base, token)
+  count(base, 'enqueued', 1, {fields.id})
+  return ready
+end
+
 -- list_aside: one page of the dead-letter queue, newest first, after the end of the last page.
 -- ARGV[1] kind failed or broken: which of the two lists
 -- ARGV[2] limit records; 0: only the number
@@ -339,33 +381,10 @@ local function retry_aside()
       stays = stays or batch and seen.active
     end
     if seen and not seen.job and not stays then
-      local dispatched = digits(token + stored)
-      delete_dead_letter(queue, retried, true)
-      redis.call('ZREM', list, retried)
-      local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
-        scheduled_for = fields.scheduled_for, keep = fields.keep, batch = batch, parent = fields.parent, above = fields.above, follow = fields.follow,
-        batch_ended = fields.batch_ended, job_ended = fields.job_ended}
-      local o = {id = id, fields = kept, lane = is_lane(fields.lane) and fields.lane or nil, done = fields.done, tags = fields.tags}
-      drop_kept_job(queue, fields.done and fields.first or '') -- it has not ended any more
-      for _, name in ipairs(POLICY) do
-        kept[name] = fields[name]
-      end
       if fields.saved_size or fields.life then
-        copy_saved(fields, kept)
-        drop_last_failures(kept)
-        kept.started = fields.life and fields.reason ~= 'expired' and '1' or nil
+        drop_last_failures(fields)
       end
-      if not fields.first then -- it was a raw task
-        kept.twin = redis.sha1hex(fields.task)
-      end
-      kept.twin = kept.twin or fields.twin
-      if kept.twin then
-        add_twin(queue, kept.twin, id)
-      end
-      if batch then
-        note_member(batch, 'back', id)
-      end
-      local _, put = create_job(queue, id, o, fields.task, dispatched, now, now, seen)
+      local put = back_in_line(queue, retried, fields, batch, seen, digits(token + stored), now)
       stored, ready, ids[#ids + 1] = stored + 1, ready + put, id
     end
   end

@@ -935,6 +935,19 @@ local function promote_due()
   return {'ok', pushed, next_in, needs_relay(queue, now)}
 end
 
+-- Puts the job `id`, which is due, suspended or in line, into the queue now. Returns how many tasks became claimable.
+local function stand_in_line(base, id, state, now)
+  local kept = redis.call('HMGET', base .. ':job:' .. id, 'suspect', 'lane')
+  if state == 'suspended' then
+    return wake_suspended(base, id, now)
+  elseif state ~= 'due' or redis.call('ZREM', base .. ':due', id) == 0 then
+    notify(base, id, 'event')
+    return 0
+  end
+  redis.call('HSET', base .. ':job:' .. id, 'run_at', digits(now))
+  return enqueue_job(base, id, 0, now, false, kept[1], kept[2])
+end
+
 -- promote_jobs: makes scheduled jobs due now and puts them at the back of the queue, in the order of their names. A job that is
 -- not scheduled stays as it is.
 -- ARGV[4..] ids of the jobs, 1000 at most
@@ -950,10 +963,9 @@ local function promote_jobs()
   local promoted, ready, now = 0, 0, now_ms()
   for i = 4, #ARGV do
     local id = ARGV[i]
-    local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'state', 'suspect', 'lane'))
-    if kept and kept[1] == 'due' and redis.call('ZREM', due, id) == 1 then
-      redis.call('HSET', queue .. ':job:' .. id, 'run_at', digits(now))
-      ready = ready + enqueue_job(queue, id, 0, now, false, kept[2], kept[3])
+    local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'state'))
+    if kept and kept[1] == 'due' and redis.call('ZSCORE', due, id) then
+      ready = ready + stand_in_line(queue, id, 'due', now)
       promoted = promoted + 1
     end
   end

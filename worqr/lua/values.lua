@@ -120,6 +120,22 @@ local function write_hash(key, fields)
   end
 end
 
+-- Changes the hash `key`, which has the fields `before`, so that it has the fields `after`.
+local function replace_hash(key, before, after)
+  local changed = {}
+  for name in pairs(before) do
+    if after[name] == nil then
+      redis.call('HDEL', key, name)
+    end
+  end
+  for name, value in pairs(after) do
+    changed[name] = before[name] ~= value and value or nil
+  end
+  if next(changed) then
+    write_hash(key, changed)
+  end
+end
+
 -- Sets the field `name` of the hash `key`, or deletes it if `value` is false. Does nothing if the key is not a hash.
 local function set_field(key, name, value)
   if value then

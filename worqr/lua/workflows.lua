@@ -54,12 +54,16 @@ local function store_open(key, keys)
   end
 end
 
--- Returns the wait that is stored under `name` in the record `key`: its kind, when it began, its deadline (nil: none), the name of its
--- event and what else is said about it. Returns nil if there is none, or if another program has written something else.
-local function read_wait(key, name)
-  local kind, began, deadline, event, about =
-    string.match(redis.call('HGET', key, 'wait:' .. name) or '', '^(%l+) (%d+) (%S+)\n([^\n]*)\n(.*)$')
+-- Returns the wait in the field `wait:KEY` of a record: its kind, when it began, its deadline (nil: none), the name of its event and
+-- what else is said about it. Returns nil if there is none, or if another program has written something else.
+local function parsed_wait(text)
+  local kind, began, deadline, event, about = string.match(text or '', '^(%l+) (%d+) (%S+)\n([^\n]*)\n(.*)$')
   return kind, began, whole_number(deadline, nil, LATEST), event, about
+end
+
+-- Returns the wait that is stored under `name` in the record `key`, as parsed_wait does.
+local function read_wait(key, name)
+  return parsed_wait(redis.call('HGET', key, 'wait:' .. name))
 end
 
 -- Returns how many events of a name were taken by waits, and how many have been sent.
@@ -144,16 +148,16 @@ local function bind_waits(key, now)
 end
 
 -- Replaces the open waits of the record `key` by those of this suspension. One that is repeated keeps its beginning and its deadline.
--- Returns true if one is new.
+-- Returns the keys of those that are new.
 local function replace_waits(key, waits, now)
-  local before, is_new, keys, repeated = open_waits(redis.call('HGET', key, 'open') or nil), false, {}, {}
+  local before, new, keys, repeated = open_waits(redis.call('HGET', key, 'open') or nil), {}, {}, {}
   for _, name in ipairs(before) do
     repeated[name] = false
   end
   for _, wait in ipairs(waits) do
     local kind, began, deadline = read_wait(key, wait.key)
     local goes_on, is_open = kind == wait.kind, redis.call('HEXISTS', key, 'end:' .. wait.key) == 0
-    is_new = is_new or is_open and repeated[wait.key] == nil
+    new[#new + 1] = is_open and repeated[wait.key] == nil and wait.key or nil
     if goes_on then
       wait.deadline = deadline and digits(deadline) or '-'
     end
@@ -166,11 +170,20 @@ local function replace_waits(key, waits, now)
   end
   for _, name in ipairs(before) do
     if not repeated[name] then
-      redis.call('HDEL', key, 'wait:' .. name)
+      redis.call('HDEL', key, 'wait:' .. name, 'at:wait:' .. name)
     end
   end
   store_open(key, keys)
-  return is_new
+  return new
+end
+
+-- Stores in the record `key` that these new waits are its entry `number`.
+local function note_waits(key, new, number, now)
+  local times = {}
+  for _, name in ipairs(new) do
+    times['at:wait:' .. name] = time_of_entry(number, now)
+  end
+  write_hash(key, times)
 end
 
 -- Returns the reply `ready` with the names and values of the stored ends of these waits: also of those that a run asks for again,
@@ -343,9 +356,9 @@ local function suspend_task()
       become_job(queue, worker, claim, task)
     end
     redis.call('HSETNX', active, 'life', task.fields.first or claim)
-    local is_new = replace_waits(active, waits, now)
-    if is_new then
-      note_entry(queue, worker, active, progress)
+    local new = replace_waits(active, waits, now)
+    if #new > 0 then
+      note_waits(active, new, note_entry(queue, worker, active, progress), now)
     end
     bind_waits(active, now)
     local ready = ready_reply(active, waits)
@@ -444,6 +457,60 @@ local function end_wait()
   end
   wake(queue, wake_suspended(queue, id, now))
   return {'woke'}
+end
+
+-- rewind_job: drops the entry KEY of a workflow that does not run, and all that its runs have stored later; cancels the jobs that were
+-- dropped and have not ended; puts the workflow into the queue. It runs again from there. One in the dead-letter queue is put back.
+-- ARGV[4] id of the job
+-- ARGV[5] number of the dispatch that is meant, 0: any
+-- ARGV[6] life that is meant, 0: any
+-- ARGV[7] key of the step, the wait or the job with which to begin again
+-- RETURNS ok dropped cancelled (how many entries, how many jobs) | active (it runs) | unknown key... (there is no such entry; up to
+--   100 that there are) | unordered key (an older version has stored this entry, and not when) | taken (another job has its id) |
+--   closing (its batch is being cancelled) | none state (as send_event, without failed) | late
+-- RESEND safe: the reply is stored under the producer's number
+-- NUMBERED
+-- GROUP ends
+-- FLAGS allow-oom
+local function rewind_job()
+  local queue = KEYS[1]
+  local id, number, life, key = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+
+  check_types(queue)
+  local record, state = find_workflow(queue, id, number, life)
+  local aside = state == 'failed' and find_dead_letter(queue, id, number > 0 and number or life)
+  if record == queue .. ':active:' .. id or state == 'blocked' then
+    return {'active'}
+  end
+  local fields = (record or aside) and read_hash(record or aside)
+  if not fields or not fields.life then
+    return {'none', aside and 'plain' or state}
+  end
+  local seen, batch, stays = aside and find_job(queue, id), nil, nil
+  if aside and (seen.job or seen.active) then
+    return {'taken'}
+  elseif aside and fields.batch then
+    batch, stays = batch_to_rejoin(queue, fields.batch)
+  end
+  if stays then
+    return {'closing'}
+  end
+  local left, dropped, running = drop_entries(fields, key)
+  if not left then
+    return dropped
+  end
+  local ready, now = 0, now_ms()
+  if aside then
+    ready = put_back_alone(queue, string.match(aside, '%d+$'), left, batch, seen, now)
+  else
+    replace_hash(record, fields, left)
+    ready = stand_in_line(queue, id, state, now)
+  end
+  for _, child in ipairs(running) do
+    cancel_one_child(queue, child, id, fields.life, 'its workflow runs again from an earlier entry')
+  end
+  wake(queue, ready + count_members(queue))
+  return {'ok', dropped, #running}
 end
 
 -- refuse_event: sets the event aside that a wait of a run has taken, because it is not what the run waits for. The wait is open again.

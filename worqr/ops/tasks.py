@@ -244,7 +244,7 @@ def save_state(
         value: the bytes, the encoded result, or how the try failed.
         progress: the run has asked for all entries that it found in its record. If the step is new, the counters of the job
             begin anew.
-        took: ms that the step took.
+        took: ms that the step of a workflow took, and the job is one from now on. None: another job, or not known.
     """
     args = (worker, claim, number, step, value, int(progress), "" if took is None else took)
     return new_call("save_state", keys.base, args, expect("ok", "full", "lost"), size=len(value))

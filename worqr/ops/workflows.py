@@ -113,6 +113,42 @@ def end_wait(keys: QueueKeys, id: str, key: str, *, number: int = 0, life: int =
     return new_call("end_wait", keys.base, (id, number, life, key), read, numbered=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """Reply of rewind_job: ok, active, unknown, unordered, taken, closing or none.
+
+    Attributes:
+        status: its status word.
+        dropped: how many entries were dropped.
+        cancelled: how many jobs among them had not ended, and are cancelled.
+        keys: of the entries that there are, with ``unknown``; of the one whose place is not known, with ``unordered``.
+        state: of the job, with ``none``.
+    """
+
+    status: str
+    dropped: int = 0
+    cancelled: int = 0
+    keys: Sequence[str] = ()
+    state: str = ""
+
+
+def rewind_job(keys: QueueKeys, id: str, key: str, *, number: int = 0, life: int = 0) -> Command[Rewound]:
+    """Drop the entry `key` of a workflow that does not run, and all later ones, and put it into the queue. `number`, `life`: as
+    `send_event`.
+    """
+
+    def read(reply: Reply) -> Rewound:
+        match status_word(reply):
+            case "ok":
+                return Rewound("ok", int(reply[1]), int(reply[2]))
+            case "none":
+                return Rewound("none", state=text(reply[1]))
+            case word:
+                return Rewound(word, keys=tuple(map(text, reply[1:])))
+
+    return new_call("rewind_job", keys.base, (id, number, life, key), read, numbered=True)
+
+
 def refuse_event(keys: QueueKeys, worker: str, claim: int, key: str) -> Command[str]:
     """Set the event aside that the wait `key` of a run has taken, so that the wait is open again: ok or lost."""
     return new_call("refuse_event", keys.base, (worker, claim, key), expect("ok", "lost"))

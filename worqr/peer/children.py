@@ -27,6 +27,7 @@ from worqr.ops import Child, NotedChild, NotedChildren, Wait
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import FULL, End
 from worqr.policy import Failure, LifetimeOver
+from worqr.stored_values import whole
 from worqr.validation import encode_json
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ MOST_LEVELS: Final = 16
 """The most levels of jobs below a workflow that no other workflow has started."""
 FULL_PAUSE: Final = 1.0
 """Seconds before a job is sent again whose queue is at its `max_length`."""
+AGAIN: Final = " ~"
+"""Stands between the key of a job and a number, in the name of a job that a workflow has started since it ran again."""
 _REFUSED: Final = ("id", "unique_for", "exists", "batch")
 
 
@@ -84,6 +87,18 @@ class Children:
         except msgspec.MsgspecError:  # another program has written it
             above = []
         return [*above, [run.queue, lane.decode("utf-8", "replace")] if lane else []]
+
+    def name_of(self, key: str) -> str:
+        """Return the name of a job in the record. After a person has let the workflow run again from an earlier entry, a job that
+        is started again has a new name. So it is another job, and neither the end nor the cancellation of the old one is its own.
+        """
+        record: Mapping[bytes, bytes] = self._flow.run.record or {}
+        rewinds = whole(record.get(b"rewinds"), 0)
+        if not rewinds or b"child:" + key.encode() in record:
+            return key
+        stem = f"child:{key}{AGAIN}".encode()
+        found = [name for name in record if name.startswith(stem) and name[len(stem) :].isdigit()]
+        return found[0].decode()[len("child:") :] if found else f"{key}{AGAIN}{rewinds}"
 
     def add(self, key: str, call: Call[Any], client: Client) -> None:
         """Note that the run starts a job. It is sent when the run waits for something, or ends.

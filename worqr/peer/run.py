@@ -511,7 +511,7 @@ class Save(NamedTuple):
     refused: bool = False
     """Nothing is saved: `step` is the key of a wait, whose value does not count."""
     took: int | None = None
-    """The ms that the step took."""
+    """The ms that the step of a workflow took; None of another job."""
 
 
 class Suspension(NamedTuple):

@@ -275,9 +275,9 @@ class _Step(Generic[R]):
         return Wait(key, "sleep", in_ms=round(self._pause * 1000))
 
     @property
-    def _took(self) -> int:
-        """The ms since the step began in this run."""
-        return round((time.monotonic() - self._began) * 1000)
+    def _took(self) -> int | None:
+        """The ms since the step of a workflow began in this run; None of another job."""
+        return None if self._flow is None else round((time.monotonic() - self._began) * 1000)
 
     @property
     def _has_progressed(self) -> bool:
