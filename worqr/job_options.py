@@ -134,7 +134,7 @@ class Keep:
     days: float = 7
     """The days for which a job is kept, more than 0, at most 3,650."""
     bytes: int = 64 << 20
-    """The memory of all of them, at least 10,000: their values, and 500 bytes for each."""
+    """The memory of all of them, at least 10,000. A job counts at least what the server takes for it."""
 
     def __post_init__(self) -> None:
         check_between(self.jobs, "Keep(jobs=...)", 1, 1_000_000)

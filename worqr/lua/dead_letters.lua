@@ -128,7 +128,11 @@ local function store_failure(base, task, failure, ttl, ended)
   if fields.done then
     fields.tries, fields.task = ended or fields.tries, task.task
     fields.failures, fields.stalls, fields.timeouts = digits(task.failures), digits(task.stalls), digits(task.timeouts)
-    keep_job(base, task.id, fields, 'failed', error, failure.kind == 'broken' and 1 or 0)
+    local values = {}
+    for i, name in ipairs(KEPT_FIELDS) do
+      values[i] = fields[name] or false
+    end
+    keep_job(base, task.id, values, fields, 'failed', error, failure.kind == 'broken' and 1 or 0)
   end
 end
 

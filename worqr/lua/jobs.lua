@@ -172,7 +172,8 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
     keep_record(result, record_to_keep(active))
   end
   if kept[11] or kept[12] then
-    note_end(base, id, active, {first = kept[2], done = kept[11], tags = kept[12], uncounted = 1, result = result}, outcome, facts)
+    local ended = {first = kept[2], last = kept[3], done = kept[11], tags = kept[12], uncounted = 1, result = result}
+    note_end(base, id, active, ended, outcome, facts)
   end
   redis.call('DEL', active)
   return none_blocked and 0 or unblock(base, id, now)
@@ -215,7 +216,7 @@ local function delete_cancelled_job(base, id, ttl, reason)
     keep_record(result, record_to_keep(job))
   end
   if kept[10] or kept[11] then
-    local ended = {first = kept[2], done = kept[10], tags = kept[11], uncounted = 0, result = result}
+    local ended = {first = kept[2], last = kept[3], done = kept[10], tags = kept[11], uncounted = 0, result = result}
     note_end(base, id, job, ended, 'cancelled', {'reason', reason})
   end
   redis.call('DEL', job, base .. ':taken:' .. id)
@@ -1198,10 +1199,11 @@ local function read_job()
   local queued, cleared = own(redis.pcall('HGET', job, 'queued')) or false, whole_number(own(redis.pcall('HGET', counts, 'cleared')), 0, NEVER)
   local kept = queued and whole_number(queued, NEVER, NEVER) > cleared and read_record(job, MOST_OUTLINES)
   local results, records = {}, {}
-  for _, key in ipairs({result, older_result, find_kept(queue, id, 0)}) do
-    local facts = (own(redis.pcall('HEXISTS', key, 'outcome')) or 0) == 1 and {redis.call('PTTL', key)}
+  for _, found in ipairs({result, older_result, (find_kept(queue, id, 0))}) do
+    local key = type(found) == 'string' and found or queue .. ':done:' .. found.first
+    local facts = record_fields(found, 'outcome')[1] and {redis.call('PTTL', key)}
     for _, name in ipairs(facts and RESULT or {}) do
-      local value = redis.call('HGET', key, name)
+      local value = record_fields(found, name)[1]
       facts[#facts + 1], facts[#facts + 2] = name, name == 'task' and value and string.sub(value, 1, head) or value
     end
     results[#results + 1] = facts
@@ -1250,8 +1252,8 @@ local function read_payload()
     task = own(redis.pcall('HGET', queue .. ':aside:' .. claim, 'task'))
   end
   task = task or id ~= '' and own(redis.pcall('HGET', queue .. ':result:' .. id, 'task'))
-  local kept = not task and (claim and queue .. ':done:' .. claim or find_kept(queue, id, 0))
-  task = task or kept and own(redis.pcall('HGET', kept, 'task'))
+  local kept = not task and (claim and read_kept(queue, claim) or not claim and find_kept(queue, id, 0))
+  task = task or kept and kept.task
   return task and {'ok', task} or {'gone'}
 end
 
@@ -1289,7 +1291,7 @@ local function job_status()
     found, outcome = find_kept(queue, id, number)
   end
   if found then
-    local kept = redis.call('HMGET', found, 'progress', 'message', 'failures', 'attempts', 'error_type', 'error_message')
+    local kept = record_fields(found, 'progress', 'message', 'failures', 'attempts', 'error_type', 'error_message')
     local aside = outcome == 'failed' and find_dead_letter(queue, id, number)
     local value = aside and redis.call('HGET', aside, 'value')
     return {outcome, false, false, false, kept[1], kept[2], kept[3], whole_number(kept[4], 1), kept[5], kept[6], value or false}
@@ -1338,11 +1340,11 @@ local function read_result()
     end
     return {'gone'}
   elseif outcome == 'finished' then
-    local value = redis.call('HMGET', found, 'kind', 'value')
+    local value = record_fields(found, 'kind', 'value')
     return {'finished', value[1], value[2]}
   elseif outcome == 'failed' then
-    local error = redis.call('HMGET', found, 'error_type', 'error_message', 'error_traceback', 'error_fields')
+    local error = record_fields(found, 'error_type', 'error_message', 'error_traceback', 'error_fields')
     return {'failed', error[1], error[2], error[3], error[4]}
   end
-  return {'cancelled', redis.call('HGET', found, 'reason')}
+  return {'cancelled', record_fields(found, 'reason')[1]}
 end
