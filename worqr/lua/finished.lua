@@ -6,6 +6,8 @@
 -- `done` has an entry NUMBER SIZE for each, by the time of the end, with a + behind it if the job can be found by an id or tags. A
 -- record expires by itself after MS; its entry is removed when it is reached. An end removes the oldest until no more than JOBS
 -- are kept, with no more than BYTES, at most MOST_TRIMMED at once.
+-- JOBS of 0 keeps nothing. The run of a schedule whose record has no field `done` is kept by OF_SCHEDULE, in the set `done_fired`, which
+-- has its own bounds: it takes no place among the jobs that the application asked to keep, nor they one in it.
 -- A job is found by an id that worqr has generated, which begins with the number, or by `done_id:ID`, which has the newest.
 -- A record with a field `tags`, names with line breaks between them, has an entry NUMBER ID in the set `tag:NAME` for each, by
 -- number. An entry is a hint: a reader looks at the record's own `tags`. So an entry that no script has removed costs
@@ -15,6 +17,7 @@
 -- cancelled when a worker reaches it.
 
 local MOST_TRIMMED = 100
+local OF_SCHEDULE = '20 34560000000 67108864 fired' -- the last 20 of a queue, for 400 days as their outcomes
 local MOST_TAGS = 8
 local TAG_BYTES = 100
 local MOST_TAGGED = 100000
@@ -41,14 +44,28 @@ local function has_tag(tags, name)
   return string.find('\n' .. (tags or '') .. '\n', '\n' .. name .. '\n', 1, true) ~= nil
 end
 
--- Returns the three bounds in a field `done`; nil if another program has written something else.
+-- Returns the three bounds by which an end is kept; nil if another program has written something else into the field `done`.
 local function kept_bounds(done)
   local jobs, ms, bytes = string.match(done or '', '^(%d+) (%d+) (%d+)$')
+  if done == OF_SCHEDULE then
+    jobs, ms, bytes = string.match(done, '^(%d+) (%d+) (%d+)')
+  end
   jobs, ms, bytes = whole_number(jobs), whole_number(ms), whole_number(bytes)
   if jobs and ms and bytes and ms > 0 then
     return jobs, ms, bytes
   end
   return nil
+end
+
+-- Returns the bounds by which an end is kept: `done` of the record, or those of runs of schedules; nil if nothing is kept.
+local function bounds_of_end(done, is_firing)
+  done = done or is_firing and OF_SCHEDULE or '0 '
+  return string.sub(done, 1, 2) ~= '0 ' and done or nil
+end
+
+-- Returns the set that lists a job that is kept by the bounds `done`.
+local function set_of_kept(base, done)
+  return base .. (done == OF_SCHEDULE and ':done_fired' or ':done')
 end
 
 -- True if the value can be the option `tags` of a dispatch: 1 to MOST_TAGS names with line breaks between them.
@@ -207,32 +224,69 @@ local function trim_kept_jobs(base, jobs, bytes, total, most)
   add_kept_bytes(base, -freed)
 end
 
--- The jobs that this script keeps: time, entry, size, and the field `done` of each, in turn.
+-- The jobs that this script keeps: time, entry, size, and the bounds of each, in turn. And the same of runs of schedules.
 local kept_changes = {}
+local fired_changes = {}
+
+-- Adds `changes`, which are like kept_changes, to the set `done`, and removes them from the table. Returns the sum of their sizes.
+local function list_in(done, changes)
+  local sum = 0
+  for from = 1, #changes, 400 do
+    local pairs_of = {}
+    for i = from, math.min(from + 399, #changes), 4 do
+      pairs_of[#pairs_of + 1], pairs_of[#pairs_of + 2] = changes[i], changes[i + 1]
+      sum = sum + changes[i + 2]
+    end
+    redis.call('ZADD', done, unpack(pairs_of))
+  end
+  for i = #changes, 1, -1 do
+    changes[i] = nil
+  end
+  return sum
+end
+
+-- Returns the bytes that the `n` kept runs of schedules count.
+local function fired_bytes(base, n)
+  local sum = 0
+  for _, entry in ipairs(n > 0 and redis.call('ZRANGE', base .. ':done_fired', 0, 1999) or {}) do
+    sum = sum + whole_number(string.match(entry, '^%d+ (%d+)'), 0)
+  end
+  return sum
+end
+
+-- Lists the runs of schedules that this script keeps, and removes the oldest. The set is small: it is read as a whole.
+local function list_fired_changes(base)
+  local done, n = base .. ':done_fired', 0
+  if not own(redis.pcall('ZCARD', done), '^NOPERM') then
+    return
+  end
+  list_in(done, fired_changes)
+  local jobs, ms, bytes = kept_bounds(OF_SCHEDULE)
+  local entries, sum = redis.call('ZRANGE', done, 0, 1999), fired_bytes(base, 1)
+  while n < #entries and n < 1000 and (#entries - n > jobs or sum > bytes) do
+    n = n + 1
+    sum = sum - whole_number(string.match(entries[n], '^%d+ (%d+)'), 0)
+  end
+  if n > 0 then
+    redis.call('ZPOPMIN', done, n)
+    forget_kept(base, entries, n)
+  end
+  redis.call('PEXPIRE', done, digits(ms + HOUR_MS))
+end
 
 -- Lists the jobs that this script keeps, and removes the oldest, at most MOST_TRIMMED, or as many as it keeps. count_members calls it
 -- at the end of each script that ends jobs: once for all of them, because commands take most of a script's time.
 local function list_kept_changes(base)
-  local done, sum = base .. ':done', 0
+  local done, n = base .. ':done', #kept_changes / 4
   local jobs, ms, bytes = kept_bounds(kept_changes[#kept_changes])
-  local listed = own(redis.pcall('ZCARD', done))
-  for from = 1, listed and #kept_changes or 0, 400 do
-    local pairs_of = {}
-    for i = from, math.min(from + 399, #kept_changes), 4 do
-      pairs_of[#pairs_of + 1], pairs_of[#pairs_of + 2] = kept_changes[i], kept_changes[i + 1]
-      sum = sum + kept_changes[i + 2]
-    end
-    redis.call('ZADD', done, unpack(pairs_of))
+  if not own(redis.pcall('ZCARD', done)) then
+    return
   end
-  if listed then
-    trim_kept_jobs(base, jobs, bytes, add_kept_bytes(base, sum), math.max(MOST_TRIMMED, #kept_changes / 4))
-    if redis.call('PTTL', done) < ms then
-      redis.call('PEXPIRE', done, digits(ms + HOUR_MS))
-      redis.call('PEXPIRE', base .. ':done_total', digits(ms + HOUR_MS))
-    end
-  end
-  for i = #kept_changes, 1, -1 do
-    kept_changes[i] = nil
+  local sum = list_in(done, kept_changes)
+  trim_kept_jobs(base, jobs, bytes, add_kept_bytes(base, sum), math.max(MOST_TRIMMED, n))
+  if redis.call('PTTL', done) < ms then
+    redis.call('PEXPIRE', done, digits(ms + HOUR_MS))
+    redis.call('PEXPIRE', base .. ':done_total', digits(ms + HOUR_MS))
   end
 end
 
@@ -260,7 +314,8 @@ local function keep_job(base, id, values, kept, outcome, facts, uncounted)
   if not kept_changes.ms or not string.find(first, '^%d+$') then
     return remove_tags(base, kept.tags, first, id)
   end
-  local ended, attempts = kept_changes[1] or digits(now_ms()), uncounted -- a script has one time
+  local changes, attempts = kept.done == OF_SCHEDULE and fired_changes or kept_changes, uncounted
+  local ended = changes[1] or digits(now_ms())
   if values[7] or values[8] or values[9] then
     attempts = whole_number(values[7], 0) + whole_number(values[8], 0) + whole_number(values[9], 0) + uncounted
   end
@@ -276,18 +331,18 @@ local function keep_job(base, id, values, kept, outcome, facts, uncounted)
   if string.sub(id, 1, 1) ~= '@' then
     redis.call('SET', base .. ':done_id:' .. id, first, 'PX', kept_changes.ms)
   end
-  local n = #kept_changes
-  kept_changes[n + 1], kept_changes[n + 2], kept_changes[n + 3], kept_changes[n + 4] = ended, kept_entry(first, size, id, tags), size,
-    kept.done
+  local n = #changes
+  changes[n + 1], changes[n + 2], changes[n + 3], changes[n + 4] = ended, kept_entry(first, size, id, tags), size, kept.done
 end
 
 -- What the end of a job means for what is kept of it, and for its tags. `key`: its record. `kept`: first, last, done and tags, fields
--- of the record, of which one of the last two is there; uncounted, as in keep_job; result, the key of its result (false: none). The
+-- of the record; is_firing, true for the run of a schedule; uncounted, as in keep_job; result, the key of its result (false: none). The
 -- job stays in the sets of its tags as long as something of it is stored.
 local function note_end(base, id, key, kept, outcome, facts)
   if kept.result and kept.tags then
     redis.call('HSET', kept.result, 'tags', kept.tags)
   end
+  kept.done = bounds_of_end(kept.done, kept.is_firing)
   if not kept.done or outcome == 'gone' then
     return not kept.result and remove_tags(base, kept.tags, kept.first or '', id)
   end
@@ -507,10 +562,13 @@ end
 -- Removes the kept record of the dispatch `number`. Returns 1, or 0 if there is none.
 local function drop_kept_job(base, number)
   local kept = number ~= '' and read_kept(base, number)
-  if not kept or own(redis.pcall('ZREM', base .. ':done', kept.entry)) ~= 1 then
+  if not kept or own(redis.pcall('ZREM', set_of_kept(base, kept.done), kept.entry)) ~= 1 then
     return 0
   end
-  add_kept_bytes(base, -forget_kept(base, {kept.entry}, 1))
+  local freed = forget_kept(base, {kept.entry}, 1)
+  if kept.done ~= OF_SCHEDULE then
+    add_kept_bytes(base, -freed)
+  end
   return 1
 end
 
@@ -604,7 +662,8 @@ local function run_again()
   if not kept.task then
     return {kept.id and 'cut' or 'gone'}
   end
-  local o = {random = random, lane = is_lane(kept.lane) and kept.lane or nil, done = kept_bounds(kept.done) and kept.done or nil}
+  local done = kept.done ~= OF_SCHEDULE and kept_bounds(kept.done) and kept.done or nil
+  local o = {random = random, lane = is_lane(kept.lane) and kept.lane or nil, done = done}
   for _, name in ipairs({'meta', 'tags'}) do -- another program may have spoilt them
     o[name] = kept[name] and valid_option(name, kept[name]) and kept[name] or nil
   end
@@ -630,19 +689,25 @@ end
 local function trim_kept()
   local queue = KEYS[1]
   local limit = tonumber(ARGV[1])
-  local done = queue .. ':done'
+  local done, done_fired = queue .. ':done', queue .. ':done_fired'
 
-  local removed, freed = 0, 0
-  local page = redis.call('ZRANGE', done, 0, limit - 1)
-  for _, entry in ipairs(page) do
-    if redis.call('EXISTS', queue .. ':done:' .. (string.match(entry, '^%d+') or '')) == 0 then
-      removed, freed = removed + redis.call('ZREM', done, entry), freed + forget_kept(queue, {entry}, 1)
+  local function trim(set)
+    local removed, freed = 0, 0
+    local page = redis.call('ZRANGE', set, 0, limit - 1)
+    for _, entry in ipairs(page) do
+      if redis.call('EXISTS', queue .. ':done:' .. (string.match(entry, '^%d+') or '')) == 0 then
+        removed, freed = removed + redis.call('ZREM', set, entry), freed + forget_kept(queue, {entry}, 1)
+      end
     end
+    return removed, freed, removed == #page and removed > 0
   end
+
+  local removed, freed, more = trim(done)
   if removed > 0 then
     add_kept_bytes(queue, -freed)
   end
-  return {removed == #page and removed > 0 and 'more' or 'ok', removed}
+  local of_schedules = trim(done_fired)
+  return {more and 'more' or 'ok', removed + of_schedules}
 end
 
 local SHOWN = {'first', 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls', 'timeouts', 'attempts', 'error_type',
@@ -666,6 +731,11 @@ local function is_wanted(state, wanted)
   return state and (wanted == '' or wanted == state or wanted == 'ended' and has_ended)
 end
 
+-- True if the first of two entries ended after the second one, or is listed before it: their times (ms as text) and the entries.
+local function is_later(ms, entry, other_ms, other)
+  return tonumber(ms) > tonumber(other_ms) or ms == other_ms and entry > other
+end
+
 -- list_kept: one page of the kept jobs of a queue, the one that ended last first.
 -- ARGV[1] state finished, failed, cancelled, or ended for all of these
 -- ARGV[2] limit jobs
@@ -681,26 +751,39 @@ local function list_kept()
   local queue = KEYS[1]
   local state, limit, budget, max_bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
   local after, since, tag = ARGV[5], ARGV[6], ARGV[7]
-  local done = queue .. ':done'
+  local done, done_fired = queue .. ':done', queue .. ':done_fired'
 
   local ms, entry = string.match(after, '^(%d+) (.+)$')
   local rank = entry and own(redis.pcall('ZREVRANK', done, entry))
   local start = rank and rank + 1 or ms and (own(redis.pcall('ZCOUNT', done, '(' .. ms, '+inf')) or 0) or 0
   local last = own(redis.pcall('ZCOUNT', done, since, '+inf')) or 0
   local page = start < last and redis.call('ZREVRANGE', done, start, math.min(start + budget, last) - 1, 'WITHSCORES') or {}
-  local reply, room, looked = {'ok', after}, {left = max_bytes}, 0
-  for i = 1, #page, 2 do
-    if #reply - 2 >= limit or room.left <= 0 then
+  local fired = own(redis.pcall('ZREVRANGE', done_fired, 0, 1999, 'WITHSCORES'), '^NOPERM') or {}
+  local is_last = start + #page / 2 >= last
+  local reply, room, i, j = {'ok', after}, {left = max_bytes}, 1, 1
+  while fired[j] and ms and not is_later(ms, entry, fired[j + 1], fired[j]) do
+    j = j + 2 -- the pages before had it
+  end
+  while page[i] and ms and not rank and not is_later(ms, entry, page[i + 1], page[i]) do
+    i, reply[2] = i + 2, page[i + 1] .. ' ' .. page[i]
+  end
+  while #reply - 2 < limit and room.left > 0 do
+    local found, score = page[i], page[i + 1]
+    if fired[j] and (found and is_later(fired[j + 1], fired[j], score, found) or not found and is_last) then
+      found, score, j = fired[j], fired[j + 1], j + 2
+    else
+      i = i + 2
+    end
+    if not found or since ~= '-inf' and tonumber(score) < tonumber(since) then
       break
     end
-    local cursor = page[i + 1] .. ' ' .. page[i]
-    local kept = read_kept(queue, string.match(page[i], '^%d+') or '')
+    local kept = read_kept(queue, string.match(found, '^%d+') or '')
     if kept and is_wanted(kept.outcome, state) and (tag == '' or has_tag(kept.tags, tag)) then
-      reply[#reply + 1] = shown_job(kept, cursor, kept.id, kept.outcome, room)
+      reply[#reply + 1] = shown_job(kept, score .. ' ' .. found, kept.id, kept.outcome, room)
     end
-    reply[2], looked = cursor, looked + 1
+    reply[2] = score .. ' ' .. found
   end
-  reply[1] = start + looked < last and 'more' or 'ok'
+  reply[1] = (page[i] or not is_last or fired[j]) and 'more' or 'ok'
   return reply
 end
 

@@ -164,15 +164,16 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   if kept[9] and outcome == 'cancelled' then
     cancel_children(base, active, id, kept[9], facts[2])
   end
-  if string.sub(id, 1, 5) == FIRING and outcome ~= 'gone' then
-    note_outcome(base, id, outcome, kept[8], redis.call('HGET', active, 'scheduled_for'), '', outcome == 'cancelled' and facts[2] or '')
+  local is_firing = string.sub(id, 1, 5) == FIRING and outcome ~= 'gone'
+  if is_firing then
+    is_firing = note_outcome(base, id, outcome, kept[8], redis.call('HGET', active, 'scheduled_for'), '', outcome == 'cancelled' and facts[2] or '')
   end
   copy_attempts(result, active, 1)
   if result and kept[10] then
     keep_record(result, record_to_keep(active))
   end
-  if kept[11] or kept[12] then
-    local ended = {first = kept[2], last = kept[3], done = kept[11], tags = kept[12], uncounted = 1, result = result}
+  if kept[11] or kept[12] or is_firing then
+    local ended = {first = kept[2], last = kept[3], done = kept[11], tags = kept[12], is_firing = is_firing, uncounted = 1, result = result}
     note_end(base, id, active, ended, outcome, facts)
   end
   redis.call('DEL', active)
@@ -207,16 +208,17 @@ local function delete_cancelled_job(base, id, ttl, reason)
   if kept[8] then
     cancel_children(base, job, id, kept[8], reason)
   end
-  if string.sub(id, 1, 5) == FIRING then
-    note_outcome(base, id, 'cancelled', nil, redis.call('HGET', job, 'scheduled_for'), '', reason)
+  local is_firing = string.sub(id, 1, 5) == FIRING
+  if is_firing then
+    is_firing = note_outcome(base, id, 'cancelled', nil, redis.call('HGET', job, 'scheduled_for'), '', reason)
   end
   local result = store_result(base, id, kept[2], kept[3], whole_number(kept[4], ttl), 'cancelled', {'reason', reason})
   copy_attempts(result, job, 0)
   if result and kept[9] then
     keep_record(result, record_to_keep(job))
   end
-  if kept[10] or kept[11] then
-    local ended = {first = kept[2], last = kept[3], done = kept[10], tags = kept[11], uncounted = 0, result = result}
+  if kept[10] or kept[11] or is_firing then
+    local ended = {first = kept[2], last = kept[3], done = kept[10], tags = kept[11], is_firing = is_firing, uncounted = 0, result = result}
     note_end(base, id, job, ended, 'cancelled', {'reason', reason})
   end
   redis.call('DEL', job, base .. ':taken:' .. id)
@@ -350,7 +352,7 @@ local function valid_option(kind, value)
   elseif kind == 'tags' then
     return are_tags(value)
   elseif kind == 'done' then
-    return type(value) == 'string' and kept_bounds(value) ~= nil
+    return type(value) == 'string' and kept_bounds(value) ~= nil and value ~= OF_SCHEDULE
   elseif kind == 'batch' then
     return is_batch(value)
   elseif kind == 'parent' then
@@ -648,6 +650,9 @@ end
 --   by_hand (a schedule is run by hand: its end is noted as that of a firing)
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
+  if o.done and string.sub(id, 1, 5) ~= FIRING then
+    o.done = bounds_of_end(o.done)
+  end
   seen = seen or o.id and find_job(base, id) or {last = number}
   local outcome = refusal(base, o, seen, 0)
   if outcome == 'full' and not o.waiter then
