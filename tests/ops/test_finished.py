@@ -425,4 +425,4 @@ def test_what_is_not_kept_and_has_no_tags_costs_no_command_more(desk: Desk) -> N
     ]
 
 
-COSTS = (33, 21, 12)
+COSTS = (30, 21, 12)

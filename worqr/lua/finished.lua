@@ -258,6 +258,11 @@ end
 local function list_fired_changes(base)
   local done, n = base .. ':done_fired', 0
   if not own(redis.pcall('ZCARD', done), '^NOPERM') then
+    local unlisted = {}
+    for i = 2, #fired_changes, 4 do
+      unlisted[#unlisted + 1] = fired_changes[i]
+    end
+    forget_kept(base, unlisted, #unlisted)
     return
   end
   list_in(done, fired_changes)
