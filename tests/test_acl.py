@@ -1201,6 +1201,7 @@ def test_and_for_every_kind_of_key() -> None:
         *("event_ids_channel", "event_ends_channel"),  # without the right to them, events have no ids and no ends
         *("runs", "recent"),  # and runs are neither counted nor kept
         "outcomes",  # which are not noted then
+        "kept_firings",  # and runs of schedules are not kept
         "schedules",  # which the leader reads: without the right, it says so
     }
     assert {word for word in words if word.startswith(KEYS.base)} <= set(known.values())

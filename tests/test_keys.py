@@ -97,6 +97,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "history10": "worqr:{Q1}:history10",
         "recent": "worqr:{Q1}:recent",
         "kept": "worqr:{Q1}:done",
+        "kept_firings": "worqr:{Q1}:done_fired",
         "kept_total": "worqr:{Q1}:done_total",
         "tag_marks": "worqr:{Q1}:tag_marks",
         "paused": "worqr:{Q1}:paused",

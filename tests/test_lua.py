@@ -276,6 +276,7 @@ def test_unpack_is_bounded() -> None:
     found = {(stem, each) for stem, text in FILES.items() for each in re.findall(r"unpack\(([^)]*)\)", text)}
     assert found == {
         ("claims", "claims, from, math.min(from + 999, #claims"),
+        ("finished", "keys, 1, math.min(#keys, 1000"),
         ("lanes", "entries"),  # claims of one request, 1000 at most
         ("lanes", "gone"),  # some of them
         ("lanes", "lanes"),  # of one request, 1000 at most

@@ -90,7 +90,9 @@ class HandlerOptions(TypedDict, total=False):
     limit.
     """
     keep: Keep | None
-    """What stays of dispatched jobs after their end. Only for ``@mesh.task``. Default: None, nothing but a result."""
+    """What stays of dispatched jobs after their end. Only for ``@mesh.task``. Default: None, nothing but a result, and
+    the last 20 runs of schedules.
+    """
     tags: Callable[..., Collection[str]] | Collection[str]
     """The tags of each dispatched call: names, or a function that gets the arguments of a call and returns them. At most 8, with
     those of the dispatch. Only for ``@mesh.task``. Default: none.

@@ -130,14 +130,14 @@ class Keep:
     """
 
     jobs: int = 10_000
-    """The number of jobs, 1 to 1,000,000."""
+    """The number of jobs, 0 to 1,000,000. With 0, nothing is kept, also of the runs of a schedule."""
     days: float = 7
     """The days for which a job is kept, more than 0, at most 3,650."""
     bytes: int = 64 << 20
-    """The memory of all of them, at least 10,000: their values, and 500 bytes for each."""
+    """The memory of all of them, at least 10,000. A job counts at least what the server takes for it."""
 
     def __post_init__(self) -> None:
-        check_between(self.jobs, "Keep(jobs=...)", 1, 1_000_000)
+        check_between(self.jobs, "Keep(jobs=...)", 0, 1_000_000)
         check_between(self.bytes, "Keep(bytes=...)", 10_000, 1 << 40)
         if seconds(self.days, "Keep(days=...)", positive=True) > 3650:
             raise UsageError(f"Keep(days=...) must be at most 3650, not {self.days!r}")

@@ -536,12 +536,17 @@ class QueueKeys:
         return f"{self.base}:done"
 
     @property
+    def kept_firings(self) -> str:
+        """ZSET: likewise, of the last 20 runs of schedules that are kept without `keep`; expires 400 days after the last end."""
+        return f"{self.base}:done_fired"
+
+    @property
     def kept_total(self) -> str:
         """HASH: the `bytes` that kept jobs take; expires likewise."""
         return f"{self.base}:done_total"
 
     def kept_job(self, number: int) -> str:
-        """HASH: a job that has ended and is kept, by the number of the dispatch that created it; expires."""
+        """STRING: a job that has ended and is kept, by the number of the dispatch that created it; expires."""
         return f"{self.base}:done:{number}"
 
     def kept_id(self, id: str) -> str:

@@ -146,7 +146,7 @@ async def test_a_wrong_answer_of_tags_is_an_error_at_the_dispatch(
     assert await confirm.queue.count() == 0
 
 
-@pytest.mark.parametrize("options", [{"jobs": 0}, {"days": 0}, {"days": 4000}, {"bytes": 10}, {"jobs": "many"}])
+@pytest.mark.parametrize("options", [{"jobs": -1}, {"days": 0}, {"days": 4000}, {"bytes": 10}, {"jobs": "many"}])
 def test_a_bound_that_cannot_be_is_an_error(options: dict[str, Any]) -> None:
     with pytest.raises(worqr.UsageError, match="Keep"):
         worqr.Keep(**options)

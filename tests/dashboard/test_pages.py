@@ -394,7 +394,8 @@ async def test_a_schedule_is_run_and_gets_other_times(
         assert "every 1 d" in page
         assert "the times are those of the code" in page
         assert len(re.findall(r"<li>\d{4}-\d\d-\d\d 00:00:00 UTC ", page)) == 5
-        assert "How its last runs ended is not kept." in page
+        assert "No run of the last day is listed here." in page
+        assert 'href="/queue?name=tidy&amp;tab=kept#tasks"' in page
         here = "/schedules?name=daily+%3Cb%3E"
         for notice in ("schedule-run", "schedule-busy"):
             answer = await site.post("/schedule-run", name="daily <b>", back=here)

@@ -124,7 +124,7 @@ class World:
         found: dict[str, Any] = {}
         for key, kind, ttl, value in entries:
             name = key.decode().removeprefix(self.q.base)
-            if ":producer:" in name or (name == "-fail:counts" and len(value) == 2):
+            if ":producer:" in name or name.startswith(":done") or (name == "-fail:counts" and len(value) == 2):
                 continue
             expires = name.startswith(EXPIRING)
             assert (ttl > 0) == expires, f"{name} expires in {ttl}"

@@ -236,3 +236,86 @@ def test_a_lease_is_no_schedule(desk: Desk) -> None:
     lease(desk, "a")
     assert [row.name for row in desk.call(ops.list_schedules(desk.g)).rows] == ["s"]
     assert lease(desk, "a", 0)
+
+
+# The last runs
+
+
+KEEP = {"done": "3 60000000 1000000"}
+
+
+def fire_and_finish(desk: Desk, n: int, **options: Any) -> None:
+    call = fire_schedule(
+        *(desk.q, "s", T + n), judged_at=T + n, run_at=T + n, overlap="skip", task=b"%d" % n, options=options
+    )
+    assert desk.call(call) == "ok"
+    finish(desk, *desk.take("A", 1))
+
+
+def kept(desk: Desk) -> list[str]:
+    return [each.task.decode() for each in desk.call(ops.list_kept(desk.q)).jobs]
+
+
+def in_pages(desk: Desk, limit: int) -> list[str]:
+    found: list[str] = []
+    after, more = "", True
+    while more:
+        page = desk.call(ops.list_kept(desk.q, limit=limit, after=after))
+        found += [each.task.decode() for each in page.jobs]
+        after, more = page.after, page.more
+        assert len(found) < 100, "a page begins before the end of the one before"
+    return found
+
+
+def test_the_last_20_runs_are_kept_beside_the_jobs_that_asked_for_it(desk: Desk) -> None:
+    desk.enter("A")
+    finish(desk, desk.run("A", "x0", b"x0", **KEEP))
+    for n in range(25):
+        fire_and_finish(desk, n)
+    for n in range(1, 5):
+        finish(desk, desk.run("A", f"x{n}", b"x%d" % n, **KEEP))
+    fire_and_finish(desk, 25)
+    assert sorted(kept(desk)) == sorted([*map(str, range(6, 26)), "x2", "x3", "x4"])
+    assert in_pages(desk, 1) == in_pages(desk, 4) == in_pages(desk, 100) == kept(desk)
+    assert desk.call(ops.inspect(desk.q)).kept == 23
+    numbers = [each.number for each in desk.call(ops.list_kept(desk.q)).jobs]
+    assert len([key for key in desk.all_keys() if b":done:" in key]) == 23
+    assert desk.call(ops.drop_kept_jobs(desk.q, numbers)) == 23
+    assert kept(desk) == []
+    assert not desk.client.exists(desk.q.kept, desk.q.kept_firings, desk.q.kept_total)
+
+
+@pytest.mark.parametrize(("options", "count"), [({"done": "0 60000000 10000"}, 0), (KEEP, 3), ({}, 5)], ids=str)
+def test_a_call_chooses_what_is_kept_of_the_runs_of_its_schedule(
+    desk: Desk, options: dict[str, Any], count: int
+) -> None:
+    desk.enter("A")
+    for n in range(5):
+        fire_and_finish(desk, n, **options)
+    assert len(kept(desk)) == count
+
+
+def test_a_failed_run_is_kept_until_it_is_put_back(desk: Desk) -> None:
+    held = fired(desk)
+    fail(desk, held)
+    assert [each.task for each in desk.call(ops.list_kept(desk.q, "failed")).jobs] == [TASK]
+    assert desk.call(ops.retry_aside(desk.q, "failed", [held])) == 1
+    assert not desk.client.exists(desk.q.kept_firings)
+
+
+def test_a_kept_run_that_has_expired_is_trimmed(desk: Desk) -> None:
+    desk.enter("A")
+    fire_and_finish(desk, 1)
+    fire_and_finish(desk, 2)
+    assert 0 < desk.client.pttl(desk.q.kept_firings) - 400 * 24 * HOUR <= HOUR
+    found = desk.call(ops.list_kept(desk.q)).jobs
+    desk.client.delete(desk.q.kept_job(found[1].number))
+    desk.call(ops.trim_kept(desk.q))
+    assert kept(desk) == ["2"]
+    assert desk.client.zcard(desk.q.kept_firings) == 1
+
+
+def test_a_job_that_is_no_run_of_a_schedule_is_not_kept(desk: Desk) -> None:
+    finish(desk, desk.run("A", ID))  # nothing has fired
+    finish(desk, desk.run("A", "other"))
+    assert kept(desk) == []

@@ -104,8 +104,8 @@ local function enqueue_failure_job(base, claim, task, facts, tags)
 end
 
 -- Stores the result of a job that failed. `ttl`: ms for which it is kept if the job does not say. `ended`: its field `tries`, with
--- the last one.
-local function store_failure(base, task, failure, ttl, ended)
+-- the last one. `is_firing`: it is the run of a schedule.
+local function store_failure(base, task, failure, ttl, ended, is_firing)
   local error = {'error_type', failure.error_type, 'error_message', failure.error_message, 'error_traceback',
     failure.error_traceback}
   if failure.error_fields then
@@ -125,10 +125,16 @@ local function store_failure(base, task, failure, ttl, ended)
   if result and fields.tags then
     redis.call('HSET', result, 'tags', fields.tags)
   end
-  if fields.done then
+  local done = bounds_of_end(fields.done, is_firing)
+  if done then
+    fields.done = done
     fields.tries, fields.task = ended or fields.tries, task.task
     fields.failures, fields.stalls, fields.timeouts = digits(task.failures), digits(task.stalls), digits(task.timeouts)
-    keep_job(base, task.id, fields, 'failed', error, failure.kind == 'broken' and 1 or 0)
+    local values = {}
+    for i, name in ipairs(KEPT_FIELDS) do
+      values[i] = fields[name] or false
+    end
+    keep_job(base, task.id, values, fields, 'failed', error, failure.kind == 'broken' and 1 or 0)
   end
 end
 
@@ -162,8 +168,9 @@ local function move_to_dead_letters(base, claim, task, failure, policy, now)
     tell_end(base, task.id, {parent = task.fields.parent, follow = task.fields.follow, number = claim, reason = failure.reason,
       final = is_dropped or nil}, 'failed', error)
   end
-  if task.job and string.sub(task.id, 1, 5) == FIRING then
-    note_outcome(base, task.id, 'failed', claim, task.fields.scheduled_for, failure.error_type or '', failure.error_message or '')
+  local is_firing = task.job and string.sub(task.id, 1, 5) == FIRING
+  if is_firing then
+    is_firing = note_outcome(base, task.id, 'failed', claim, task.fields.scheduled_for, failure.error_type or '', failure.error_message or '')
   end
   redis.call('DEL', base .. ':active:' .. task.id, base .. ':claim:' .. claim)
   count(base, failure.kind, 1, {task.id}, nil, nil,
@@ -171,7 +178,7 @@ local function move_to_dead_letters(base, claim, task, failure, policy, now)
   if not task.job then
     return 0
   end
-  store_failure(base, task, failure, policy.result_ttl, facts.tries)
+  store_failure(base, task, failure, policy.result_ttl, facts.tries, is_firing)
   return unblock(base, task.id, now)
 end
 
@@ -217,7 +224,7 @@ local function back_in_line(base, claim, fields, batch, seen, number, now)
     scheduled_for = fields.scheduled_for, keep = fields.keep, batch = batch, parent = fields.parent, above = fields.above, follow = fields.follow,
     batch_ended = fields.batch_ended, job_ended = fields.job_ended}
   local o = {id = id, fields = kept, lane = is_lane(fields.lane) and fields.lane or nil, done = fields.done, tags = fields.tags}
-  drop_kept_job(base, fields.done and fields.first or '') -- it has not ended any more
+  drop_kept_job(base, (fields.done or string.sub(id, 1, 5) == FIRING) and fields.first or '') -- it has not ended any more
   for _, name in ipairs(POLICY) do
     kept[name] = fields[name]
   end

@@ -1,9 +1,13 @@
 -- Kept jobs: what stays of a job after its end, how that is bounded, and the tags by which jobs are found in any state.
 
 -- A record with a field `done`, the text JOBS MS BYTES, is kept at its end: `done:NUMBER` has what people look at, by the number of
--- the dispatch that created the job, so that an id that is used again overwrites nothing. The set `done` has an entry NUMBER SIZE
--- for each, by the time of the end. A record expires by itself after MS; its entry is removed when it is reached. An end removes
--- the oldest until no more than JOBS are kept, with no more than BYTES, at most MOST_TRIMMED at once.
+-- the dispatch that created the job, so that an id that is used again overwrites nothing. It is one packed list, because a hash
+-- costs three times its memory and twice its time: KEPT_FIELDS, then KEPT_FACTS, then what store_result stores of the end. The set
+-- `done` has an entry NUMBER SIZE for each, by the time of the end, with a + behind it if the job can be found by an id or tags. A
+-- record expires by itself after MS; its entry is removed when it is reached. An end removes the oldest until no more than JOBS
+-- are kept, with no more than BYTES, at most MOST_TRIMMED at once.
+-- JOBS of 0 keeps nothing. The run of a schedule whose record has no field `done` is kept by OF_SCHEDULE, in the set `done_fired`, which
+-- has its own bounds: it takes no place among the jobs that the application asked to keep, nor they one in it.
 -- A job is found by an id that worqr has generated, which begins with the number, or by `done_id:ID`, which has the newest.
 -- A record with a field `tags`, names with line breaks between them, has an entry NUMBER ID in the set `tag:NAME` for each, by
 -- number. An entry is a hint: a reader looks at the record's own `tags`. So an entry that no script has removed costs
@@ -13,16 +17,18 @@
 -- cancelled when a worker reaches it.
 
 local MOST_TRIMMED = 100
+local OF_SCHEDULE = '20 34560000000 67108864 fired' -- the last 20 of a queue, for 400 days as their outcomes
 local MOST_TAGS = 8
 local TAG_BYTES = 100
 local MOST_TAGGED = 100000
 local MISSING = '-'
 local TAGS_EXPIRE = 2592000000 -- ms, 30 days after the last job with this tag, at least
 local MARKS_EXPIRE = 2592000 -- s: the same
-local KEPT_BYTES = 500 -- that each record counts beside its values: its key, the names of its fields and its entry
+local KEPT_BYTES = 330 -- of memory that a kept job takes beside its record and the name of its queue
+local FILED_BYTES = 200 -- that an id or a tag takes beside the names in it
 local HOUR_MS = 3600000 -- by which an expiry is set too late, so that it is not set again at each end
-local KEPT_FIELDS = {'first', 'last', 'done', 'tags', 'task', 'meta', 'lane', 'run_at', 'claim', 'worker', 'failures', 'stalls',
-  'timeouts', 'progress', 'message', 'tries'}
+local KEPT_FIELDS = {'task', 'meta', 'lane', 'run_at', 'claim', 'worker', 'failures', 'stalls', 'timeouts', 'progress', 'message', 'tries'}
+local KEPT_FACTS = {'first', 'last', 'done', 'tags', 'id', 'outcome', 'ended', 'attempts', 'cut'}
 
 -- Returns the names in a field `tags`, at most MOST_TAGS.
 local function tag_names(tags)
@@ -38,14 +44,28 @@ local function has_tag(tags, name)
   return string.find('\n' .. (tags or '') .. '\n', '\n' .. name .. '\n', 1, true) ~= nil
 end
 
--- Returns the three bounds in a field `done`; nil if another program has written something else.
+-- Returns the three bounds by which an end is kept; nil if another program has written something else into the field `done`.
 local function kept_bounds(done)
   local jobs, ms, bytes = string.match(done or '', '^(%d+) (%d+) (%d+)$')
+  if done == OF_SCHEDULE then
+    jobs, ms, bytes = string.match(done, '^(%d+) (%d+) (%d+)')
+  end
   jobs, ms, bytes = whole_number(jobs), whole_number(ms), whole_number(bytes)
   if jobs and ms and bytes and ms > 0 then
     return jobs, ms, bytes
   end
   return nil
+end
+
+-- Returns the bounds by which an end is kept: `done` of the record, or those of runs of schedules; nil if nothing is kept.
+local function bounds_of_end(done, is_firing)
+  done = done or is_firing and OF_SCHEDULE or '0 '
+  return string.sub(done, 1, 2) ~= '0 ' and done or nil
+end
+
+-- Returns the set that lists a job that is kept by the bounds `done`.
+local function set_of_kept(base, done)
+  return base .. (done == OF_SCHEDULE and ':done_fired' or ':done')
 end
 
 -- True if the value can be the option `tags` of a dispatch: 1 to MOST_TAGS names with line breaks between them.
@@ -96,22 +116,83 @@ local function change_tags(base, id, old, new, delay)
   add_tags(base, new.tags, old.first or '0', id, new.done, delay)
 end
 
--- Deletes the kept record of `entry`, whose place in the set is gone already. Returns the bytes that it counted.
-local function forget_kept(base, entry)
-  local number, size = string.match(entry, '^(%d+) (%d+)$')
-  if not number then
-    return 0
+-- Returns the bytes of memory that a kept job counts: its `packed` record, and what finds it. The server's allocator rounds up by
+-- at most a quarter.
+local function kept_size(base, packed, id, tags)
+  local size = KEPT_BYTES + #base + math.ceil(#packed * 1.25)
+  if string.sub(id, 1, 1) ~= '@' then
+    size = size + FILED_BYTES + #base + #id
   end
-  local key = base .. ':done:' .. number
-  local kept = own(redis.pcall('HMGET', key, 'id', 'tags')) or {}
-  if kept[1] then
-    if own(redis.pcall('GET', base .. ':done_id:' .. kept[1])) == number then
-      redis.call('DEL', base .. ':done_id:' .. kept[1])
+  return tags and size + #tag_names(tags) * (FILED_BYTES + #id) or size
+end
+
+-- Returns the entry of a kept job in the set.
+local function kept_entry(number, size, id, tags)
+  return number .. ' ' .. size .. ((tags or string.sub(id, 1, 1) ~= '@') and ' +' or '')
+end
+
+-- Returns the kept record of the dispatch `number` as a table, with its `size` and its `entry`; nil if there is none, or if another
+-- program has written something else.
+local function read_kept(base, number)
+  local packed = own(redis.pcall('GET', base .. ':done:' .. number))
+  local is_read, values = pcall(cmsgpack.unpack, packed or '')
+  if not packed or not is_read or type(values) ~= 'table' then
+    return nil
+  end
+  local record, n = {}, #KEPT_FIELDS
+  for i, name in ipairs(KEPT_FIELDS) do
+    record[name] = type(values[i]) == 'string' and values[i] or nil
+  end
+  for i, name in ipairs(KEPT_FACTS) do
+    record[name] = type(values[n + i]) == 'string' and values[n + i] or nil
+  end
+  local facts = values[n + #KEPT_FACTS + 1]
+  for i = 1, type(facts) == 'table' and #facts or 0, 2 do
+    local name, value = facts[i], facts[i + 1]
+    if type(name) == 'string' and type(value) == 'string' and value ~= '' and not record[name] then
+      record[name] = value
     end
-    remove_tags(base, kept[2], number, kept[1])
-    redis.call('DEL', key)
   end
-  return whole_number(size, 0)
+  if record.first ~= number or not record.id or not record.outcome then
+    return nil
+  end
+  local size = kept_size(base, packed, record.id, record.tags)
+  record.size, record.entry = digits(size), kept_entry(number, size, record.id, record.tags)
+  return record
+end
+
+-- Returns the values of fields of a record, false for each that is missing, as HMGET does. `record`: its key, or what read_kept
+-- has returned.
+local function record_fields(record, ...)
+  if type(record) == 'string' then
+    return own(redis.pcall('HMGET', record, ...)) or {}
+  end
+  local values = {}
+  for i, name in ipairs({...}) do
+    values[i] = record[name] or false
+  end
+  return values
+end
+
+-- Deletes the kept records of the first `n` of `entries`, at most 1000, whose places in the set are gone already. Returns the bytes
+-- that they counted.
+local function forget_kept(base, entries, n)
+  local keys, freed = {}, 0
+  for i = 1, n do
+    local number, size, filed = string.match(entries[i], '^(%d+) (%d+)( ?%+?)$')
+    local kept = number and filed ~= '' and read_kept(base, number)
+    if kept and own(redis.pcall('GET', base .. ':done_id:' .. kept.id)) == number then
+      redis.call('DEL', base .. ':done_id:' .. kept.id)
+    end
+    if kept then
+      remove_tags(base, kept.tags, number, kept.id)
+    end
+    keys[#keys + 1], freed = number and base .. ':done:' .. number, freed + whole_number(size, 0)
+  end
+  if keys[1] then
+    redis.call('DEL', unpack(keys, 1, math.min(#keys, 1000)))
+  end
+  return freed
 end
 
 -- Adds `bytes`, which may be negative, to what kept jobs take. Returns the sum.
@@ -128,128 +209,170 @@ end
 
 -- Removes the oldest kept jobs until there are no more than `jobs`, with no more than `bytes` of `total`; at most `most`.
 local function trim_kept_jobs(base, jobs, bytes, total, most)
-  local done, freed = base .. ':done', 0
-  local over = math.min(most, redis.call('ZCARD', done) - jobs)
-  local popped = over > 0 and redis.call('ZPOPMIN', done, over) or {}
-  for i = 1, #popped, 2 do
-    freed = freed + forget_kept(base, popped[i])
+  local done, n, freed = base .. ':done', 0, 0
+  local over, excess = math.min(most, redis.call('ZCARD', done) - jobs), total - bytes
+  if over <= 0 and excess <= 0 then
+    return
   end
-  for _ = #popped / 2 + 1, most do
-    local entry = total - freed > bytes and redis.call('ZPOPMIN', done)[1]
-    if not entry then
-      break
-    end
-    freed = freed + forget_kept(base, entry)
+  local oldest = redis.call('ZRANGE', done, 0, (excess > 0 and most or over) - 1)
+  while n < #oldest and (n < over or freed < excess) do
+    n = n + 1
+    freed = freed + whole_number(string.match(oldest[n], '^%d+ (%d+)'), 0)
   end
-  if freed > 0 then
-    add_kept_bytes(base, -freed)
-  end
+  redis.call('ZPOPMIN', done, n)
+  forget_kept(base, oldest, n)
+  add_kept_bytes(base, -freed)
 end
 
--- The jobs that this script keeps: time, entry, size, and the field `done` of each, in turn.
+-- The jobs that this script keeps: time, entry, size, and the bounds of each, in turn. And the same of runs of schedules.
 local kept_changes = {}
+local fired_changes = {}
+
+-- Adds `changes`, which are like kept_changes, to the set `done`, and removes them from the table. Returns the sum of their sizes.
+local function list_in(done, changes)
+  local sum = 0
+  for from = 1, #changes, 400 do
+    local pairs_of = {}
+    for i = from, math.min(from + 399, #changes), 4 do
+      pairs_of[#pairs_of + 1], pairs_of[#pairs_of + 2] = changes[i], changes[i + 1]
+      sum = sum + changes[i + 2]
+    end
+    redis.call('ZADD', done, unpack(pairs_of))
+  end
+  for i = #changes, 1, -1 do
+    changes[i] = nil
+  end
+  return sum
+end
+
+-- Returns the bytes that the `n` kept runs of schedules count.
+local function fired_bytes(base, n)
+  local sum = 0
+  for _, entry in ipairs(n > 0 and redis.call('ZRANGE', base .. ':done_fired', 0, 1999) or {}) do
+    sum = sum + whole_number(string.match(entry, '^%d+ (%d+)'), 0)
+  end
+  return sum
+end
+
+-- Lists the runs of schedules that this script keeps, and removes the oldest. The set is small: it is read as a whole.
+local function list_fired_changes(base)
+  local done, n = base .. ':done_fired', 0
+  if not own(redis.pcall('ZCARD', done), '^NOPERM') then
+    local unlisted = {}
+    for i = 2, #fired_changes, 4 do
+      unlisted[#unlisted + 1] = fired_changes[i]
+    end
+    forget_kept(base, unlisted, #unlisted)
+    return
+  end
+  list_in(done, fired_changes)
+  local jobs, ms, bytes = kept_bounds(OF_SCHEDULE)
+  local entries, sum = redis.call('ZRANGE', done, 0, 1999), fired_bytes(base, 1)
+  while n < #entries and n < 1000 and (#entries - n > jobs or sum > bytes) do
+    n = n + 1
+    sum = sum - whole_number(string.match(entries[n], '^%d+ (%d+)'), 0)
+  end
+  if n > 0 then
+    redis.call('ZPOPMIN', done, n)
+    forget_kept(base, entries, n)
+  end
+  redis.call('PEXPIRE', done, digits(ms + HOUR_MS))
+end
 
 -- Lists the jobs that this script keeps, and removes the oldest, at most MOST_TRIMMED, or as many as it keeps. count_members calls it
 -- at the end of each script that ends jobs: once for all of them, because commands take most of a script's time.
 local function list_kept_changes(base)
-  local done, sum = base .. ':done', 0
+  local done, n = base .. ':done', #kept_changes / 4
   local jobs, ms, bytes = kept_bounds(kept_changes[#kept_changes])
-  local listed = own(redis.pcall('ZCARD', done))
-  for from = 1, listed and #kept_changes or 0, 400 do
-    local pairs_of = {}
-    for i = from, math.min(from + 399, #kept_changes), 4 do
-      pairs_of[#pairs_of + 1], pairs_of[#pairs_of + 2] = kept_changes[i], kept_changes[i + 1]
-      sum = sum + kept_changes[i + 2]
-    end
-    redis.call('ZADD', done, unpack(pairs_of))
+  if not own(redis.pcall('ZCARD', done)) then
+    return
   end
-  if listed then
-    trim_kept_jobs(base, jobs, bytes, add_kept_bytes(base, sum), math.max(MOST_TRIMMED, #kept_changes / 4))
-    if redis.call('PTTL', done) < ms then
-      redis.call('PEXPIRE', done, digits(ms + HOUR_MS))
-      redis.call('PEXPIRE', base .. ':done_total', digits(ms + HOUR_MS))
-    end
-  end
-  for i = #kept_changes, 1, -1 do
-    kept_changes[i] = nil
+  local sum = list_in(done, kept_changes)
+  trim_kept_jobs(base, jobs, bytes, add_kept_bytes(base, sum), math.max(MOST_TRIMMED, n))
+  if redis.call('PTTL', done) < ms then
+    redis.call('PEXPIRE', done, digits(ms + HOUR_MS))
+    redis.call('PEXPIRE', base .. ':done_total', digits(ms + HOUR_MS))
   end
 end
 
--- Returns the bytes of the values of a record, and what it counts beside them.
-local function kept_size(record)
-  local size = KEPT_BYTES
-  for _, value in pairs(record) do
-    size = size + #value
-  end
-  return size
-end
-
--- Keeps a job that has ended. `fields`: those of its record, KEPT_FIELDS at least. `facts`: as for store_result. `uncounted`: the
--- attempts that its counters do not count. Of a record above a tenth of the bytes that all may take, payload, result and
--- traceback are dropped, and it says so.
-local function keep_job(base, id, fields, outcome, facts, uncounted)
-  local _, ms, bytes = kept_bounds(fields.done)
-  local first = fields.first or ''
-  if not ms or not string.find(first, '^%d+$') then
-    return remove_tags(base, fields.tags, first, id)
-  end
-  local record = {id = id, outcome = outcome, ended = kept_changes[1] or digits(now_ms())} -- a script has one time
-  for _, name in ipairs(KEPT_FIELDS) do
-    record[name] = fields[name] or nil
-  end
+-- Returns what is packed of a job that has ended, without its payload, result, traceback and tries.
+local function without_large(values, facts)
+  local small = {}
   for i = 1, #facts, 2 do
-    record[facts[i]] = facts[i + 1] ~= '' and facts[i + 1] or nil
+    if facts[i] ~= 'value' and facts[i] ~= 'error_traceback' then
+      small[#small + 1], small[#small + 2] = facts[i], facts[i + 1]
+    end
   end
-  local attempts = whole_number(fields.failures, 0) + whole_number(fields.stalls, 0) + whole_number(fields.timeouts, 0)
-  record.attempts = digits(attempts + uncounted)
-  if kept_size(record) > bytes / 10 then
-    record.task, record.value, record.error_traceback, record.tries, record.cut = nil, nil, nil, nil, '1'
-  end
-  local key, bytes_kept = base .. ':done:' .. first, kept_size(record)
-  record.size = digits(bytes_kept)
-  write_hash(key, record)
-  redis.call('PEXPIRE', key, digits(ms))
-  if string.sub(id, 1, 1) ~= '@' then
-    redis.call('SET', base .. ':done_id:' .. id, first, 'PX', digits(ms))
-  end
-  local n = #kept_changes
-  kept_changes[n + 1], kept_changes[n + 2], kept_changes[n + 3], kept_changes[n + 4] = record.ended, first .. ' ' .. record.size,
-    bytes_kept, fields.done
+  values[1], values[12], values[21], values[22] = false, false, '1', small
+  return cmsgpack.pack(values)
 end
 
--- What the end of a job means for what is kept of it, and for its tags. `key`: its record. `kept`: done, tags and first, fields of
--- the record, of which one of the first two is there; uncounted, as in keep_job; result, the key of its result (false: none). The
+-- Keeps a job that has ended. `values`: KEPT_FIELDS of its record, false for each that is missing. `kept`: first, last, done and tags
+-- of it. `facts`: as for store_result. `uncounted`: the attempts that its counters do not count. Of a record above a tenth of the
+-- bytes that all may take, payload, result, traceback and tries are dropped, and it says so.
+local function keep_job(base, id, values, kept, outcome, facts, uncounted)
+  local first, tags = kept.first or '', kept.tags or false
+  if kept_changes.done ~= kept.done then -- most jobs of a script have the same bounds
+    local _, ms, bytes = kept_bounds(kept.done)
+    kept_changes.done, kept_changes.ms, kept_changes.bytes = kept.done, ms and digits(ms), bytes
+  end
+  if not kept_changes.ms or not string.find(first, '^%d+$') then
+    return remove_tags(base, kept.tags, first, id)
+  end
+  local changes, attempts = kept.done == OF_SCHEDULE and fired_changes or kept_changes, uncounted
+  local ended = changes[1] or digits(now_ms())
+  if values[7] or values[8] or values[9] then
+    attempts = whole_number(values[7], 0) + whole_number(values[8], 0) + whole_number(values[9], 0) + uncounted
+  end
+  values[13], values[14], values[15], values[16], values[17] = first, kept.last or false, kept.done, tags, id
+  values[18], values[19], values[20], values[21], values[22] = outcome, ended, attempts .. '', false, facts
+  local packed = cmsgpack.pack(values)
+  local size = kept_size(base, packed, id, tags)
+  if size > kept_changes.bytes / 10 then
+    packed = without_large(values, facts)
+    size = kept_size(base, packed, id, tags)
+  end
+  redis.call('SET', base .. ':done:' .. first, packed, 'PX', kept_changes.ms)
+  if string.sub(id, 1, 1) ~= '@' then
+    redis.call('SET', base .. ':done_id:' .. id, first, 'PX', kept_changes.ms)
+  end
+  local n = #changes
+  changes[n + 1], changes[n + 2], changes[n + 3], changes[n + 4] = ended, kept_entry(first, size, id, tags), size, kept.done
+end
+
+-- What the end of a job means for what is kept of it, and for its tags. `key`: its record. `kept`: first, last, done and tags, fields
+-- of the record; is_firing, true for the run of a schedule; uncounted, as in keep_job; result, the key of its result (false: none). The
 -- job stays in the sets of its tags as long as something of it is stored.
 local function note_end(base, id, key, kept, outcome, facts)
   if kept.result and kept.tags then
     redis.call('HSET', kept.result, 'tags', kept.tags)
   end
+  kept.done = bounds_of_end(kept.done, kept.is_firing)
   if not kept.done or outcome == 'gone' then
     return not kept.result and remove_tags(base, kept.tags, kept.first or '', id)
   end
-  local values, fields = own(redis.pcall('HMGET', key, unpack(KEPT_FIELDS))) or {}, {}
-  for i, name in ipairs(KEPT_FIELDS) do
-    fields[name] = values[i] or nil
+  local values = own(redis.pcall('HMGET', key, unpack(KEPT_FIELDS)))
+  if values then
+    keep_job(base, id, values, kept, outcome, facts, kept.uncounted)
   end
-  keep_job(base, id, fields, outcome, facts, kept.uncounted)
 end
 
--- Returns the key of the kept record of the job `id`, dispatch `number` (0: the newest), and how it ended; nil if there is none.
+-- Returns the kept record of the job `id`, dispatch `number` (0: the newest), and how it ended; nil if there is none.
 -- An earlier dispatch of an id is found by the number that created its job.
 local function find_kept(base, id, number)
   local newest = string.match(id, '^@(%d+)') or own(redis.pcall('GET', base .. ':done_id:' .. id))
   for _, first in ipairs({number > 0 and digits(number) or newest or '0', newest or nil}) do
-    local key = base .. ':done:' .. first
-    local kept = own(redis.pcall('HMGET', key, 'id', 'first', 'last', 'outcome')) or {}
-    if kept[1] == id and covers(number, kept[2], kept[3]) then
-      return key, kept[4]
+    local kept = read_kept(base, first)
+    if kept and kept.id == id and covers(number, kept.first, kept.last) then
+      return kept, kept.outcome
     end
   end
   return nil
 end
 
--- Returns the record of an entry of a tag, if it has the tag: its key, its state and its newest dispatch. `live`: look only for a
--- job that has not ended. The state `trashed` is that of a job of a deleted queue. An entry that has none of these is stale.
+-- Returns the record of an entry of a tag, if it has the tag: its key, or what read_kept returns; its state and its newest dispatch.
+-- `live`: look only for a job that has not ended. The state `trashed` is that of a job of a deleted queue. An entry that has
+-- none of these is stale.
 local function find_tagged(base, entry, tag, live)
   local number, id = string.match(entry, '^(%d+) (.+)$')
   for _, kind in ipairs(number and {':active:', ':job:'} or {}) do
@@ -270,7 +393,11 @@ local function find_tagged(base, entry, tag, live)
   if aside and has_tag(redis.call('HGET', aside, 'tags'), tag) then
     return aside, 'failed', number
   end
-  for _, key in ipairs({base .. ':done:' .. number, base .. ':result:' .. id, base .. ':older_result:' .. id}) do
+  local found = read_kept(base, number)
+  if found and found.id == id and has_tag(found.tags, tag) then
+    return found, found.outcome, number
+  end
+  for _, key in ipairs({base .. ':result:' .. id, base .. ':older_result:' .. id}) do
     local kept = own(redis.pcall('HMGET', key, 'first', 'tags', 'outcome')) or {}
     if kept[1] == number and has_tag(kept[2], tag) then
       return key, kept[3], number
@@ -439,12 +566,14 @@ end
 
 -- Removes the kept record of the dispatch `number`. Returns 1, or 0 if there is none.
 local function drop_kept_job(base, number)
-  local size = number ~= '' and own(redis.pcall('HGET', base .. ':done:' .. number, 'size'))
-  local entry = number .. ' ' .. (size or '')
-  if not size or own(redis.pcall('ZREM', base .. ':done', entry)) ~= 1 then
+  local kept = number ~= '' and read_kept(base, number)
+  if not kept or own(redis.pcall('ZREM', set_of_kept(base, kept.done), kept.entry)) ~= 1 then
     return 0
   end
-  add_kept_bytes(base, -forget_kept(base, entry))
+  local freed = forget_kept(base, {kept.entry}, 1)
+  if kept.done ~= OF_SCHEDULE then
+    add_kept_bytes(base, -freed)
+  end
   return 1
 end
 
@@ -477,7 +606,8 @@ local function forget_tagged()
   for _, entry in ipairs(page) do
     local number, id = string.match(entry, '^(%d+) (.+)$')
     local key, state = find_tagged(queue, entry, tag, false)
-    if key and (string.find(key, queue .. ':active:', 1, true) == 1 or string.find(key, queue .. ':job:', 1, true) == 1) then
+    local is_key = type(key) == 'string'
+    if is_key and (string.find(key, queue .. ':active:', 1, true) == 1 or string.find(key, queue .. ':job:', 1, true) == 1) then
       remove_tags(queue, redis.call('HGET', key, 'tags'), number, id)
       redis.call('HDEL', key, 'done', 'keep', 'tags')
       redis.call('HSET', key, 'result_ttl', '0')
@@ -533,11 +663,12 @@ local function run_again()
   local number, random = ARGV[4], ARGV[5]
 
   check_types(queue)
-  local kept = read_hash(queue .. ':done:' .. number) or {}
+  local kept = read_kept(queue, number) or {}
   if not kept.task then
     return {kept.id and 'cut' or 'gone'}
   end
-  local o = {random = random, lane = is_lane(kept.lane) and kept.lane or nil, done = kept_bounds(kept.done) and kept.done or nil}
+  local done = kept.done ~= OF_SCHEDULE and kept_bounds(kept.done) and kept.done or nil
+  local o = {random = random, lane = is_lane(kept.lane) and kept.lane or nil, done = done}
   for _, name in ipairs({'meta', 'tags'}) do -- another program may have spoilt them
     o[name] = kept[name] and valid_option(name, kept[name]) and kept[name] or nil
   end
@@ -563,32 +694,39 @@ end
 local function trim_kept()
   local queue = KEYS[1]
   local limit = tonumber(ARGV[1])
-  local done = queue .. ':done'
+  local done, done_fired = queue .. ':done', queue .. ':done_fired'
 
-  local removed, freed = 0, 0
-  local page = redis.call('ZRANGE', done, 0, limit - 1)
-  for _, entry in ipairs(page) do
-    if redis.call('EXISTS', queue .. ':done:' .. (string.match(entry, '^%d+') or '')) == 0 then
-      removed, freed = removed + redis.call('ZREM', done, entry), freed + forget_kept(queue, entry)
+  local function trim(set)
+    local removed, freed = 0, 0
+    local page = redis.call('ZRANGE', set, 0, limit - 1)
+    for _, entry in ipairs(page) do
+      if redis.call('EXISTS', queue .. ':done:' .. (string.match(entry, '^%d+') or '')) == 0 then
+        removed, freed = removed + redis.call('ZREM', set, entry), freed + forget_kept(queue, {entry}, 1)
+      end
     end
+    return removed, freed, removed == #page and removed > 0
   end
+
+  local removed, freed, more = trim(done)
   if removed > 0 then
     add_kept_bytes(queue, -freed)
   end
-  return {removed == #page and removed > 0 and 'more' or 'ok', removed}
+  local of_schedules = trim(done_fired)
+  return {more and 'more' or 'ok', removed + of_schedules}
 end
 
 local SHOWN = {'first', 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls', 'timeouts', 'attempts', 'error_type',
   'error_message', 'tags', 'ended', 'at', 'size', 'lane', 'reason'}
 
 -- Returns an entry of a list of jobs: the cursor behind it, the beginning of its payload, the size of the payload, and SHOWN of its
--- record. `room.left` is how many bytes of payload may still be read.
-local function shown_job(key, cursor, id, state, room)
-  local size, task = own(redis.pcall('HSTRLEN', key, 'task')) or 0, ''
+-- `record`, as for record_fields. `room.left` is how many bytes of payload may still be read.
+local function shown_job(record, cursor, id, state, room)
+  local is_key = type(record) == 'string'
+  local size, task = is_key and (own(redis.pcall('HSTRLEN', record, 'task')) or 0) or #(record.task or ''), ''
   if size <= room.left then
-    task, room.left = redis.call('HGET', key, 'task') or '', room.left - size
+    task, room.left = record_fields(record, 'task')[1] or '', room.left - size
   end
-  local shown = redis.call('HMGET', key, unpack(SHOWN))
+  local shown = record_fields(record, unpack(SHOWN))
   return {cursor, id, state == 'trashed' and 'cancelled' or state, string.sub(task, 1, 100), size, unpack(shown)}
 end
 
@@ -596,6 +734,11 @@ end
 local function is_wanted(state, wanted)
   local has_ended = state == 'finished' or state == 'failed' or state == 'cancelled'
   return state and (wanted == '' or wanted == state or wanted == 'ended' and has_ended)
+end
+
+-- True if the first of two entries ended after the second one, or is listed before it: their times (ms as text) and the entries.
+local function is_later(ms, entry, other_ms, other)
+  return tonumber(ms) > tonumber(other_ms) or ms == other_ms and entry > other
 end
 
 -- list_kept: one page of the kept jobs of a queue, the one that ended last first.
@@ -613,27 +756,39 @@ local function list_kept()
   local queue = KEYS[1]
   local state, limit, budget, max_bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
   local after, since, tag = ARGV[5], ARGV[6], ARGV[7]
-  local done = queue .. ':done'
+  local done, done_fired = queue .. ':done', queue .. ':done_fired'
 
   local ms, entry = string.match(after, '^(%d+) (.+)$')
   local rank = entry and own(redis.pcall('ZREVRANK', done, entry))
   local start = rank and rank + 1 or ms and (own(redis.pcall('ZCOUNT', done, '(' .. ms, '+inf')) or 0) or 0
   local last = own(redis.pcall('ZCOUNT', done, since, '+inf')) or 0
   local page = start < last and redis.call('ZREVRANGE', done, start, math.min(start + budget, last) - 1, 'WITHSCORES') or {}
-  local reply, room, looked = {'ok', after}, {left = max_bytes}, 0
-  for i = 1, #page, 2 do
-    if #reply - 2 >= limit or room.left <= 0 then
+  local fired = own(redis.pcall('ZREVRANGE', done_fired, 0, 1999, 'WITHSCORES'), '^NOPERM') or {}
+  local is_last = start + #page / 2 >= last
+  local reply, room, i, j = {'ok', after}, {left = max_bytes}, 1, 1
+  while fired[j] and ms and not is_later(ms, entry, fired[j + 1], fired[j]) do
+    j = j + 2 -- the pages before had it
+  end
+  while page[i] and ms and not rank and not is_later(ms, entry, page[i + 1], page[i]) do
+    i, reply[2] = i + 2, page[i + 1] .. ' ' .. page[i]
+  end
+  while #reply - 2 < limit and room.left > 0 do
+    local found, score = page[i], page[i + 1]
+    if fired[j] and (found and is_later(fired[j + 1], fired[j], score, found) or not found and is_last) then
+      found, score, j = fired[j], fired[j + 1], j + 2
+    else
+      i = i + 2
+    end
+    if not found or since ~= '-inf' and tonumber(score) < tonumber(since) then
       break
     end
-    local cursor = page[i + 1] .. ' ' .. page[i]
-    local key = queue .. ':done:' .. (string.match(page[i], '^%d+') or '')
-    local kept = own(redis.pcall('HMGET', key, 'outcome', 'tags', 'id')) or {}
-    if is_wanted(kept[1], state) and (tag == '' or has_tag(kept[2], tag)) then
-      reply[#reply + 1] = shown_job(key, cursor, kept[3], kept[1], room)
+    local kept = read_kept(queue, string.match(found, '^%d+') or '')
+    if kept and is_wanted(kept.outcome, state) and (tag == '' or has_tag(kept.tags, tag)) then
+      reply[#reply + 1] = shown_job(kept, score .. ' ' .. found, kept.id, kept.outcome, room)
     end
-    reply[2], looked = cursor, looked + 1
+    reply[2] = score .. ' ' .. found
   end
-  reply[1] = start + looked < last and 'more' or 'ok'
+  reply[1] = (page[i] or not is_last or fired[j]) and 'more' or 'ok'
   return reply
 end
 
@@ -668,7 +823,7 @@ local function list_tagged()
     local found, state_of = find_tagged(queue, entry, tag, false)
     if found and is_wanted(state_of, state) then
       local shown = shown_job(found, cursor, id, state_of, room)
-      shown[#SHOWN + 6] = string.match(found, ':aside:(%d+)$') or false
+      shown[#SHOWN + 6] = type(found) == 'string' and string.match(found, ':aside:(%d+)$') or false
       local ended = whole_number(shown[19] or shown[20])
       reply[#reply + 1] = (not ended or ended >= since) and shown or nil
     end

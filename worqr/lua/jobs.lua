@@ -164,15 +164,17 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   if kept[9] and outcome == 'cancelled' then
     cancel_children(base, active, id, kept[9], facts[2])
   end
-  if string.sub(id, 1, 5) == FIRING and outcome ~= 'gone' then
-    note_outcome(base, id, outcome, kept[8], redis.call('HGET', active, 'scheduled_for'), '', outcome == 'cancelled' and facts[2] or '')
+  local is_firing = string.sub(id, 1, 5) == FIRING and outcome ~= 'gone'
+  if is_firing then
+    is_firing = note_outcome(base, id, outcome, kept[8], redis.call('HGET', active, 'scheduled_for'), '', outcome == 'cancelled' and facts[2] or '')
   end
   copy_attempts(result, active, 1)
   if result and kept[10] then
     keep_record(result, record_to_keep(active))
   end
-  if kept[11] or kept[12] then
-    note_end(base, id, active, {first = kept[2], done = kept[11], tags = kept[12], uncounted = 1, result = result}, outcome, facts)
+  if kept[11] or kept[12] or is_firing then
+    local ended = {first = kept[2], last = kept[3], done = kept[11], tags = kept[12], is_firing = is_firing, uncounted = 1, result = result}
+    note_end(base, id, active, ended, outcome, facts)
   end
   redis.call('DEL', active)
   return none_blocked and 0 or unblock(base, id, now)
@@ -206,16 +208,17 @@ local function delete_cancelled_job(base, id, ttl, reason)
   if kept[8] then
     cancel_children(base, job, id, kept[8], reason)
   end
-  if string.sub(id, 1, 5) == FIRING then
-    note_outcome(base, id, 'cancelled', nil, redis.call('HGET', job, 'scheduled_for'), '', reason)
+  local is_firing = string.sub(id, 1, 5) == FIRING
+  if is_firing then
+    is_firing = note_outcome(base, id, 'cancelled', nil, redis.call('HGET', job, 'scheduled_for'), '', reason)
   end
   local result = store_result(base, id, kept[2], kept[3], whole_number(kept[4], ttl), 'cancelled', {'reason', reason})
   copy_attempts(result, job, 0)
   if result and kept[9] then
     keep_record(result, record_to_keep(job))
   end
-  if kept[10] or kept[11] then
-    local ended = {first = kept[2], done = kept[10], tags = kept[11], uncounted = 0, result = result}
+  if kept[10] or kept[11] or is_firing then
+    local ended = {first = kept[2], last = kept[3], done = kept[10], tags = kept[11], is_firing = is_firing, uncounted = 0, result = result}
     note_end(base, id, job, ended, 'cancelled', {'reason', reason})
   end
   redis.call('DEL', job, base .. ':taken:' .. id)
@@ -349,7 +352,7 @@ local function valid_option(kind, value)
   elseif kind == 'tags' then
     return are_tags(value)
   elseif kind == 'done' then
-    return type(value) == 'string' and kept_bounds(value) ~= nil
+    return type(value) == 'string' and kept_bounds(value) ~= nil and value ~= OF_SCHEDULE
   elseif kind == 'batch' then
     return is_batch(value)
   elseif kind == 'parent' then
@@ -391,6 +394,9 @@ end
 -- true while the id is reserved; `last`, the newest of its dispatches. A record in the trash does not count; then `trashed`
 -- has the reason for the deletion, which holds for the whole id.
 local function find_job(base, id, cleared)
+  if redis.call('EXISTS', base .. ':job:' .. id, base .. ':active:' .. id, base .. ':taken:' .. id) == 0 then
+    return {last = '0'} -- most ids are new: one command instead of three
+  end
   local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low',
     'update_high', 'update_policy', 'saved_size', 'life', 'started', 'parent', 'first', 'done', 'tags', 'follow')
   local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last', 'life', 'parent')
@@ -647,6 +653,9 @@ end
 --   by_hand (a schedule is run by hand: its end is noted as that of a firing)
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
+  if o.done and string.sub(id, 1, 5) ~= FIRING then
+    o.done = bounds_of_end(o.done)
+  end
   seen = seen or o.id and find_job(base, id) or {last = number}
   local outcome = refusal(base, o, seen, 0)
   if outcome == 'full' and not o.waiter then
@@ -1210,10 +1219,11 @@ local function read_job()
   local queued, cleared = own(redis.pcall('HGET', job, 'queued')) or false, whole_number(own(redis.pcall('HGET', counts, 'cleared')), 0, NEVER)
   local kept = queued and whole_number(queued, NEVER, NEVER) > cleared and read_record(job, MOST_OUTLINES)
   local results, records = {}, {}
-  for _, key in ipairs({result, older_result, find_kept(queue, id, 0)}) do
-    local facts = (own(redis.pcall('HEXISTS', key, 'outcome')) or 0) == 1 and {redis.call('PTTL', key)}
+  for _, found in ipairs({result, older_result, (find_kept(queue, id, 0))}) do
+    local key = type(found) == 'string' and found or queue .. ':done:' .. found.first
+    local facts = record_fields(found, 'outcome')[1] and {redis.call('PTTL', key)}
     for _, name in ipairs(facts and RESULT or {}) do
-      local value = redis.call('HGET', key, name)
+      local value = record_fields(found, name)[1]
       facts[#facts + 1], facts[#facts + 2] = name, name == 'task' and value and string.sub(value, 1, head) or value
     end
     results[#results + 1] = facts
@@ -1262,8 +1272,8 @@ local function read_payload()
     task = own(redis.pcall('HGET', queue .. ':aside:' .. claim, 'task'))
   end
   task = task or id ~= '' and own(redis.pcall('HGET', queue .. ':result:' .. id, 'task'))
-  local kept = not task and (claim and queue .. ':done:' .. claim or find_kept(queue, id, 0))
-  task = task or kept and own(redis.pcall('HGET', kept, 'task'))
+  local kept = not task and (claim and read_kept(queue, claim) or not claim and find_kept(queue, id, 0))
+  task = task or kept and kept.task
   return task and {'ok', task} or {'gone'}
 end
 
@@ -1301,7 +1311,7 @@ local function job_status()
     found, outcome = find_kept(queue, id, number)
   end
   if found then
-    local kept = redis.call('HMGET', found, 'progress', 'message', 'failures', 'attempts', 'error_type', 'error_message')
+    local kept = record_fields(found, 'progress', 'message', 'failures', 'attempts', 'error_type', 'error_message')
     local aside = outcome == 'failed' and find_dead_letter(queue, id, number)
     local value = aside and redis.call('HGET', aside, 'value')
     return {outcome, false, false, false, kept[1], kept[2], kept[3], whole_number(kept[4], 1), kept[5], kept[6], value or false}
@@ -1350,11 +1360,11 @@ local function read_result()
     end
     return {'gone'}
   elseif outcome == 'finished' then
-    local value = redis.call('HMGET', found, 'kind', 'value')
+    local value = record_fields(found, 'kind', 'value')
     return {'finished', value[1], value[2]}
   elseif outcome == 'failed' then
-    local error = redis.call('HMGET', found, 'error_type', 'error_message', 'error_traceback', 'error_fields')
+    local error = record_fields(found, 'error_type', 'error_message', 'error_traceback', 'error_fields')
     return {'failed', error[1], error[2], error[3], error[4]}
   end
-  return {'cancelled', redis.call('HGET', found, 'reason')}
+  return {'cancelled', record_fields(found, 'reason')[1]}
 end

@@ -636,6 +636,7 @@ local function inspect()
     open = open + ((state == 'open' or state == 'sealed') and 1 or 0)
   end
   local all_due, kept = own(redis.pcall('ZCARD', due)) or 0, own(redis.pcall('ZCARD', queue .. ':done')) or 0
+  local fired = own(redis.pcall('ZCARD', queue .. ':done_fired')) or 0
   local soon = all_due > 0 and redis.call('ZCOUNT', due, '-inf', now + SOON) or 0
   local kept_bytes = kept > 0 and whole_number(own(redis.pcall('HGET', queue .. ':done_total', 'bytes')), 0) or 0
   local set = own(redis.pcall('HMGET', limits, 'declared', 'override')) or {}
@@ -649,7 +650,7 @@ local function inspect()
     room == math.huge and -1 or room, opens_in or -1, own(redis.pcall('ZCARD', queue .. ':lanes:names')) or 0, held,
     own(redis.pcall('HLEN', queue .. ':lanes:rules')) or 0, only_held and 1 or 0,
     homes, tolerant(function() return needs_relay(queue, now) end) or 0, open, soon, own(redis.pcall('ZCARD', suspended)) or 0,
-    kept, kept_bytes}
+    kept + fired, kept_bytes + fired_bytes(queue, fired)}
 end
 
 -- pause: stops claims of the queue's tasks; enqueueing goes on.

@@ -40,12 +40,12 @@ local OUTCOMES_EXPIRE = 34560000 -- s: 400 days, because some schedules fire onc
 local FIRING = 'cron:' -- before the name of a schedule: the id of its job
 
 -- Notes how the job `id` of a schedule ended. `claim`: of its last run (nil: it did not run). `nominal`: its scheduled_for.
--- A user who has no right to the keys notes nothing.
+-- A user who has no right to the keys notes nothing. Returns true if it is the job of a schedule that the queue knows.
 local function note_outcome(base, id, outcome, claim, nominal, error_type, text)
   local name, outcomes = string.sub(id, 6), base .. ':outcomes'
   if own(redis.pcall('HEXISTS', base .. ':fired', name), '^NOPERM') ~= 1
     and own(redis.pcall('HEXISTS', base .. ':schedules', name), '^NOPERM') ~= 1 then
-    return
+    return false
   end
   local now = now_ms()
   local began = math.floor(whole_number(claim, -1, NEVER) / 1000)
@@ -55,6 +55,7 @@ local function note_outcome(base, id, outcome, claim, nominal, error_type, text)
   if own(redis.pcall('HSET', outcomes, name, kept), '^NOPERM') then
     redis.call('EXPIRE', outcomes, OUTCOMES_EXPIRE)
   end
+  return true
 end
 
 -- Lets the end of the job `id` of a schedule be noted that may never have fired. It blocks no firing.
