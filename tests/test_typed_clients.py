@@ -429,7 +429,7 @@ def test_values_of_any_signature_arrive_equal(
     @given(SIGNATURES)
     def check(signatures: list[dict[str, Typed]]) -> None:
         mesh = worqr.Mesh(prefix="worqr")
-        made = {f"f{n}": _function(f"f{n}", signature) for n, signature in enumerate(signatures)}
+        made = {f"f{n}": function_of(f"f{n}", signature) for n, signature in enumerate(signatures)}
         functions = {name: mesh.task(name=name)(each) for name, each in made.items()}
         calls = zip(functions, signatures, strict=True)
         said = compiled(mesh, "\n".join(f"await shop.{name}.enqueue({_arguments(given)});" for name, given in calls))
@@ -444,7 +444,7 @@ def test_values_of_any_signature_arrive_equal(
     check()
 
 
-def _function(name: str, signature: Mapping[str, Typed]) -> Callable[..., None]:
+def function_of(name: str, signature: Mapping[str, Typed]) -> Callable[..., None]:
     def function(**given: Any) -> None: ...
 
     kind = inspect.Parameter.KEYWORD_ONLY

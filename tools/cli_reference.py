@@ -69,7 +69,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "worqr dashboard --hash ada",
     ),
     "schema": ("worqr schema shop:mesh > shop.json",),
-    "client": ("worqr client typescript shop:mesh > shop.ts",),
+    "client": ("worqr client typescript shop:mesh > shop.ts", "worqr client go shop:mesh > shop/shop.go"),
     "cancel": (
         "worqr cancel mails --id welcome-ada --wait",
         "worqr cancel mails --claim 1763689200000000",

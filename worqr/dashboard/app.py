@@ -23,7 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from worqr.client.client import EMBEDDED, acting_for, url_or_default
 from worqr.client.inspection import value_bytes
 from worqr.codecs import let_read
-from worqr.dashboard import api, batch_pages, bulk, forms, live, pages, schedule_forms, server_page, state
+from worqr.dashboard import api, batch_pages, bulk, forms, live, openapi, pages, schedule_forms, server_page, state
 from worqr.dashboard.access import (
     BY_TOKEN,
     HOW_TO_LOG_IN,
@@ -489,6 +489,7 @@ ROUTES: Final[dict[str, Route]] = {
     "/payload": Route(pages.payload, right="payloads"),
     "/api/v1/scale": Route(scale),
     "/api/v1/schema": Route(api.schema),
+    "/api/v1/openapi.json": Route(openapi.serve),
     "/api/v1/job": Route(api.job),
     "/api/v1/batch": Route(api.batch),
     **{path: Route(partial(api.serve, read)) for path, read in api.READERS.items()},
