@@ -32,6 +32,8 @@ from benchmarks.chaos.workload import (
 
 ENDS_WITHIN: Final = 20.0
 """Seconds between the request that ends a wait and the run that sees it: runs in between may fail, and workers be killed."""
+RECOVERS_WITHIN: Final = 8.0
+"""Seconds until the claims of a killed worker are given back, or ended."""
 CANCELS_WITHIN: Final = 10.0
 """Seconds between the end of a workflow that was cancelled and that of its jobs: 5 s for each message, if a leader dies."""
 
@@ -170,14 +172,41 @@ def lifetimes(case: Case) -> Iterator[Violation]:
         over = since + LIFETIME if subject[0] == FLOW_BRIEF else inf
         was_ended = any(each.wait == "held" and each.may_have_hit for each in case.history.endings.get(subject, ()))
         for run, step in _values(runs, ""):
+            why = _failover(case, since, step.t)
             if step.value == OVER and step.t < over - SLACK:
-                rule = "a lifetime was over before its time"
+                rule, why = "a lifetime was over before its time", _jump_or_failover(case, since, step.t)
             elif step.name == "held" and step.value == TIMED_OUT and over < inf and not was_ended:
-                rule = "a wait outlived its workflow"
+                rule, why = "a wait outlived its workflow", why or _ended_by_clock(case, since, runs[0].began)
             else:
                 continue
-            if not case.explain(rule, _jump_or_failover(case, since, step.t)):
+            if not case.explain(rule, why):
                 yield violation(rule, f"{subject[1]}: {step.name} at {step.t:.3f}: {told(run)}", subject[1])
+
+
+def _ended_by_clock(case: Case, sent: float, began: float) -> str | None:
+    """Why the time of a wait may be over as soon as the lifetime: the server's clock was moved."""
+    over, out = _reached(case, sent, LIFETIME), _reached(case, began, HELD_FOR)
+    was_set_back = any(
+        over - SLACK <= t <= over + ENDS_WITHIN and to < before
+        for t, to, before in zip(
+            case.history.clock_jumps, case.history.offsets, [0.0, *case.history.offsets], strict=False
+        )
+    )
+    return "clock jump" if out - over < ENDS_WITHIN or was_set_back else None
+
+
+def _reached(case: Case, begin: float, seconds: float) -> float:
+    """When the server's clock had first gone on by so many seconds."""
+    jumps = list(zip(case.history.clock_jumps, case.history.offsets, strict=True))
+    offset = next((to for t, to in reversed(jumps) if t <= begin), 0.0)
+    target = begin + offset + seconds
+    for t, to in [(t, to) for t, to in jumps if t > begin]:
+        if t + offset >= target:
+            break
+        if t + to >= target:
+            return t
+        offset = to
+    return target - offset
 
 
 # Jobs of workflows
@@ -247,7 +276,7 @@ def cancelled_with_it(case: Case) -> Iterator[Violation]:
         for job, begin in _below(case, subject, at):
             for run in case.history.runs.get((queue_of_job(job), job), ()):
                 late = run.began - begin - case.excuses.trouble("world", begin, run.began)
-                if late > CANCELS_WITHIN and not case.explain(rule, _failover(case, at, run.began)):
+                if late > CANCELS_WITHIN and not case.explain(rule, _jump_or_failover(case, at, run.began)):
                     text = f"{subject[1]}: cancelled at {at:.3f}; {job}: {told(run)}"
                     yield violation(rule, text, subject[1], job)
 
@@ -257,7 +286,8 @@ def _below(case: Case, flow: Subject, at: float) -> Iterator[tuple[str, float]]:
     runs = case.history.runs.get(flow, [])
     if any(run.is_final for run in runs):
         return
-    at = max([at, *(run.ended or run.began for run in runs)])
+    killed = [case.history.killed[run.peer] for run in runs if run.ended is None and run.peer in case.history.killed]
+    at = max([at, *(run.ended or run.began for run in runs), *(each + RECOVERS_WITHIN for each in killed)])
     for job in script_of(flow[1]).jobs:
         yield job, at
         if job.endswith(NESTS):

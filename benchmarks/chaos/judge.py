@@ -106,6 +106,10 @@ class Judge:
             for line in lines
             if line["what"] == "signalled" and line["answer"] in {"woke", "stored"}
         }
+        self._names = {_call(line): (line["task"], line["name"]) for line in lines if line["what"] == "end_wait"}
+        self._ended = {
+            _call(line): line["t"] for line in lines if line["what"] == "wait_ended" and line["answer"] == "ended"
+        }
         self._results: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._by_task: dict[tuple[str, str], list[Line]] = defaultdict(list)
         self._put_back = [(line["batch"], line["t"]) for line in lines if line["what"] == "retry"]
@@ -315,9 +319,19 @@ class Judge:
         if self._jumps:
             return
         asked = [line["t"] for line in self._lines if line["what"] == "end_wait" and line["task"] == subject[1]]
+        sent = [line["t"] for line in self._lines if line["what"] == "send" and subject[1] in line["tasks"]]
+        took = [self._ended[call] for call in self._ended if self._names.get(call) == (subject[1], "held")]
+        seen = [run["t"] for run in runs if "held" in dict(run["steps"])]
+        if (
+            took
+            and seen
+            and min(seen) > (late := min(took) + 2 * DECLARED_DEAD)
+            and not self._disturbed(min(took), late)
+        ):
+            self.wrong.append(f"a wait went on that was ended: {subject}, at {min(took):.3f}")
         for run in runs:
             ends, now = dict(run["steps"]), run.get("ended", FOREVER)
-            lasted = now - runs[0]["t"] + CLOCKS
+            lasted = now - min([runs[0]["t"], *sent]) + CLOCKS
             if "over" in ends.values() and (subject[0] != "flow_brief" or lasted < LIFETIME - 2 * CLOCKS):
                 self.wrong.append(f"a lifetime is not that of its workflow: {subject}, claim {run['fence']}")
             if (

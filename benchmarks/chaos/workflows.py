@@ -16,7 +16,7 @@ from typing import Any, Final
 import trio
 
 import worqr
-from benchmarks.chaos.handlers import URL, Handlers, Run, ledger_of_process, policy_of
+from benchmarks.chaos.handlers import DEPLOY, URL, Handlers, Run, ledger_of_process, policy_of
 from benchmarks.chaos.sender import Sender
 from benchmarks.chaos.workload import (
     EVENT,
@@ -56,7 +56,7 @@ from worqr.peer.error_throttle import sleep_here
 STEP_TRIES: Final = worqr.RetryPolicy(max_failures=3, min_backoff=0.05, max_backoff=0.2)
 STEP_DELAYS: Final = (0.05, 0.05, 0.3, 5.2)
 """Seconds until a step is tried again. The last one suspends the run."""
-PUTS_BACK: Final = (0, 1, 2, 3)
+PUTS_BACK: Final = (0, 2, 4, 6)
 """How often a producer looks whether a workflow has failed, and puts it back then."""
 LOOKS: Final = 40
 """How often a producer looks whether a wait that it is to end is open."""
@@ -164,6 +164,8 @@ def _told(run: Run) -> Telling:
 
 
 def _tell(run: Run, script: Script) -> Telling:
+    yield from _take(run, f"step of {os.environ[DEPLOY]}")
+    run.note("stepped", name="began with", value=run.context.began_with)
     for n in range(script.steps):
         if (yield from _take(run, f"step {n}")) == STEP_FAILED:
             yield from _take(run, f"undo {n}")

@@ -94,6 +94,8 @@ SLOW: Final = "slow"
 
 DOOMED: Final = "doomed"
 """Ends the name of a task that fails for good at every other run: a job of a batch, which is put back then."""
+DEPLOYS: Final = (1, 2)
+"""The versions of the application. A workflow takes one step in the first, and another one in its place in the second."""
 STEPS: Final = ("one", "two")
 """The steps of a task of the queue `saves`, which saves a number before each step, and after the last one."""
 

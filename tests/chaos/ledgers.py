@@ -416,3 +416,16 @@ def swap_mail(story: Story) -> None:
     for fence in flow_claims(story, FAILED_FLOW)[1:]:
         for n in (0, 1):
             alter(story, "waited", {"value": f"{FAILED_FLOW} mail {1 - n}"}, name=f"mail {n}", fence=fence)
+
+
+def move(story: Story, what: str, seconds: float) -> None:
+    """The requests that end the wait of the workflow, and their answers, are earlier, and the first one hit."""
+    for at, entry in enumerate(story.entries):
+        if entry.what == what:
+            story.entries[at] = entry._replace(t=entry.t - seconds)
+
+
+def begin_with_another(story: Story) -> None:
+    """The last run of `FLOW_NAME` is told another version than the first one."""
+    for t, fence, version in zip((44.21, 45.411), (flow_claims(story)[0], flow_claims(story)[-1]), (1, 2), strict=True):
+        story.add("peer-1", t, "stepped", queue=FLOW, fence=fence, name="began with", value=version)

@@ -18,9 +18,11 @@ from tests.chaos.ledgers import (
     Change,
     Story,
     alter,
+    begin_with_another,
     correct,
     drop,
     flow_claims,
+    move,
     put_back_call,
     retry_compensated,
     rules_broken,
@@ -180,13 +182,6 @@ def _drop_claim(story: Story, task: str) -> None:
     story.entries = [e for e in story.entries if e.facts.get("fence") != last]
 
 
-def _move(story: Story, what: str, seconds: float) -> None:
-    """The requests that end the wait of the workflow, and their answers, are earlier, and the first one hit."""
-    for at, entry in enumerate(story.entries):
-        if entry.what == what:
-            story.entries[at] = entry._replace(t=entry.t - seconds)
-
-
 FLOW_BUGS: dict[str, tuple[Change, str]] = {
     "a workflow takes a step again": (
         lambda s: s.step(45.5, _last_flow(s), "step 0", _last_flow(s), queue="flow"),
@@ -263,6 +258,10 @@ FLOW_BUGS: dict[str, tuple[Change, str]] = {
         lambda s: s.run(59.9, "flow_jobs", f"{CANCELLED_FLOW}/1nests/0"),
         "a job began long after its workflow was cancelled",
     ),
+    "a workflow is said to have begun with the version that replaced its own": (
+        begin_with_another,
+        "a step had another result",
+    ),
     "a workflow that was put back is forgotten": (
         lambda s: _drop_claim(s, FAILED_FLOW),
         "a job that was put back did not run",
@@ -310,7 +309,7 @@ FLOW_BUGS: dict[str, tuple[Change, str]] = {
         "a wait was over before its time",
     ),
     "a wait goes on that was ended": (
-        lambda s: [_move(s, what, 20) for what in ("end_wait", "wait_ended")],
+        lambda s: [move(s, what, 20) for what in ("end_wait", "wait_ended")],
         "a wait went on that was ended",
     ),
     "a lifetime is over too early": (
@@ -730,6 +729,17 @@ def test_a_clock_that_jumped_after_the_dispatch_excuses_a_lifetime_that_is_over(
             story.entries[n] = entry._replace(t=41.0)
     story.world(at, "clock", offset=20)
     assert ("a lifetime was over before its time" in rules_broken(story)) is broken
+
+
+@pytest.mark.parametrize(("at", "offset", "broken"), [(45.0, 60, False), (45.0, 20, True), (49.0, -3, False)])
+def test_only_a_clock_that_ends_the_wait_as_well_excuses_one_that_outlives_its_workflow(
+    at: float, offset: int, broken: bool
+) -> None:
+    """The lifetime is over at 48 s, and the time of the wait at 85 s."""
+    story = correct()
+    alter(story, "waited", {"value": "timeout"}, value="over")
+    story.world(at, "clock", offset=offset)
+    assert ("a wait outlived its workflow" in rules_broken(story)) is broken
 
 
 def test_a_cut_connection_does_not_excuse_a_dead_worker() -> None:

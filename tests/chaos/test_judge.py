@@ -15,9 +15,11 @@ from tests.chaos.ledgers import (
     Change,
     Story,
     alter,
+    begin_with_another,
     correct,
     drop,
     flow_claims,
+    move,
     put_back_call,
     retry_compensated,
     swap_mail,
@@ -111,6 +113,14 @@ BUGS: dict[str, tuple[Change, str]] = {
     "a workflow sees a false end": (
         lambda s: alter(s, "waited", {"value": "failed"}, name=f"job {FLOW_NAME}/0"),
         "a workflow took out a false end",
+    ),
+    "a workflow is said to have begun with the version that replaced its own": (
+        begin_with_another,
+        "a step has two results",
+    ),
+    "a wait goes on that was ended": (
+        lambda s: [move(s, what, 30) for what in ("end_wait", "wait_ended")],
+        "a wait went on that was ended",
     ),
     "a workflow that was put back takes its step again": (
         lambda s: s.step(54.65, flow_claims(s, FAILED_FLOW)[-1], "step 0", 1, queue="flow"),
