@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from benchmarks.chaos.case import Case, Rule, Violation, told, violation
 from benchmarks.chaos.excuses import SLACK
-from benchmarks.chaos.history import Batch, History, Request, Run
-from benchmarks.chaos.workload import FOLLOW_UPS, follow_up_of
+from benchmarks.chaos.history import Batch, Cancel, History, Request, Run
+from benchmarks.chaos.workload import FLOWS, FOLLOW_UPS, follow_up_of
 
 
 class FollowUp(NamedTuple):
@@ -31,7 +31,7 @@ class _Batches:
         for batch in history.batches:
             self.inner[batch.parent].append(batch)
         for request in history.requests:
-            self.members[request.batch].append(request)
+            self.members[request.tasks[0] if request.queue in FLOWS else request.batch].append(request)
         self._follow_ups: dict[str, list[list[Run]]] = defaultdict(list)
         for (queue, _), runs in history.runs.items():
             if queue == FOLLOW_UPS:
@@ -158,7 +158,7 @@ def counts(case: Case) -> Iterator[Violation]:
 
 
 def put_back(case: Case) -> Iterator[Violation]:
-    """As many jobs run again as were put back, unless the batch is cancelled later."""
+    """As many jobs run again as were put back, unless the batch is cancelled later. So does a workflow, which ends then."""
     rule, batches = "a job that was put back did not run", _Batches(case.history)
     for name, requests in case.history.put_back.items():
         batch = batches.by_name.get(name)
@@ -167,12 +167,31 @@ def put_back(case: Case) -> Iterator[Violation]:
             ran = sum(any(run.began >= request.sent - SLACK for run in each[1:]) for each in runs)
             if request.count <= ran or (batch is not None and batch.was_cancelled):
                 continue
+            if any(cancel.may_have_hit for each in batches.members[name] for cancel in _cancels(case, each)):
+                continue
             if not case.explain(rule, _failover(case.history)):
                 yield violation(rule, f"{name}: {request.count} at {request.sent:.3f}, of which {ran} ran", name)
+
+
+def _cancels(case: Case, request: Request) -> list[Cancel]:
+    """The cancellations of a workflow; those of jobs in batches are no excuse."""
+    return case.history.cancels.get((request.queue, request.tasks[0]), []) if request.queue in FLOWS else []
+
+
+def again(case: Case) -> Iterator[Violation]:
+    """A workflow that was put back ends again."""
+    rule, dead = "a workflow that was put back did not end", {(entry.queue, entry.task) for entry in case.history.dead}
+    for subject, runs in case.history.runs.items():
+        put_back = [each for each in case.history.put_back.get(subject[1], ()) if each.count]
+        if subject[0] not in FLOWS or not put_back or runs[-1].is_final or subject in dead:
+            continue
+        was_cancelled = any(cancel.may_have_hit for cancel in case.history.cancels.get(subject, ()))
+        if not was_cancelled and not case.explain(rule, _failover(case.history)):
+            yield violation(rule, f"{subject[1]}, at {put_back[-1].sent:.3f}: {told(runs[-1])}", subject[1])
 
 
 def _failover(history: History) -> str | None:
     return "failover" if history.failovers else None
 
 
-BATCH_RULES: list[Rule] = [unended, follow_ups, early, parents, counts, put_back]
+BATCH_RULES: list[Rule] = [unended, follow_ups, early, parents, counts, put_back, again]

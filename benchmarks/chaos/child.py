@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True):
     seed: int
     replicas: int = 0
     patience: float = 30.0
+    deploy: int = 1
 
 
 class Child:

@@ -45,9 +45,9 @@ class Children:
         self._replicas = replicas
         self.processes: dict[str, Process] = {}
 
-    def start(self, role: Role, url: str, *, proxied: bool = False, patience: float = 30.0) -> Process:
+    def start(self, role: Role, url: str, *, proxied: bool = False, patience: float = 30.0, deploy: int = 1) -> Process:
         name = f"{role}-{len(self.processes) + 1}"
-        settings = Settings(name, url, os.fspath(self._folder), self._seed, self._replicas, patience)
+        settings = Settings(name, url, os.fspath(self._folder), self._seed, self._replicas, patience, deploy)
         command = [sys.executable, "-X", "faulthandler", "-m", f"benchmarks.chaos.{role}"]
         with (self._folder / f"{name}.out").open("wb") as output:
             popen = subprocess.Popen(

@@ -20,6 +20,7 @@ from benchmarks.chaos.workload import (
     SCHEDULES,
     WAITING,
     result_of,
+    starters_of,
 )
 
 LONGEST_EXPIRY: Final = 31 * 24 * 3600.0
@@ -43,7 +44,7 @@ def results(case: Case) -> Iterator[Violation]:
         subject = result.queue, result.task
         true = {
             "finished": result.value == result_of(result.task) and _returned(history, subject),
-            "failed": subject in dead,
+            "failed": subject in dead or (subject in history.buried and result.task in history.put_back),
             "cancelled": any(cancel.may_have_hit for cancel in history.cancels.get(subject, ())),
             "none": False,
             "unknown": True,
@@ -74,7 +75,8 @@ def dead_letters(case: Case) -> Iterator[Violation]:
             yield violation("a failure handler was not called", f"{entry.queue} {entry.task}", entry.task)
     for queue, task in sorted(history.buried - dead):
         request = history.by_task.get((queue, task))
-        if request is not None and request.batch in history.put_back:
+        names = {task, *(name for _, name in starters_of(task)), *([request.batch] if request else [])}
+        if not names.isdisjoint(history.put_back):
             continue
         why = "failover" if history.failovers else None
         if not case.explain("a failure handler was called for a task that did not fail", why):

@@ -10,6 +10,7 @@ from benchmarks.chaos.children import Process, Role
 from benchmarks.chaos.ledger import now
 from benchmarks.chaos.scene import NotNow, Scene
 from benchmarks.chaos.servers import Node
+from benchmarks.chaos.workload import DEPLOYS
 
 Fault = Callable[[Scene], None]
 
@@ -72,6 +73,29 @@ def end_producer(scene: Scene) -> None:
     scene.children.terminate(process)
     scene.note("SIGTERM of a producer", process.name)
     _replace(scene, "producer", 0.3)
+
+
+def roll_out(scene: Scene) -> None:
+    """Replace the peers by those of the other version of the application, one after the other."""
+    old = scene.children.of("peer")
+    if scene.rolling or not old:
+        raise NotNow
+    scene.deploy = next(each for each in DEPLOYS if each != scene.deploy)
+    scene.rolling = True
+    scene.note("rolling deploy", f"to {scene.deploy}")
+    for n, process in enumerate(old):
+        scene.agenda.add(n * scene.rng.uniform(0.5, 1.5), lambda process=process: _replace_old(scene, process))
+
+    def over() -> None:
+        scene.rolling = False
+
+    scene.agenda.add(len(old) * 1.5, over)
+
+
+def _replace_old(scene: Scene, process: Process) -> None:
+    if process.state == "up" and process.runs:  # else a fault has replaced it
+        scene.start("peer")
+        scene.children.terminate(process)
 
 
 # Connections
@@ -238,6 +262,7 @@ FAULTS: list[tuple[float, Fault]] = [
     (16, kill_peer),
     (12, freeze_peer),
     (8, end_peer),
+    (3, roll_out),
     (4, kill_producer),
     (3, freeze_producer),
     (3, end_producer),

@@ -43,7 +43,8 @@ from benchmarks.chaos.workload import (
 from benchmarks.chaos.workload import MANY as MANY_RUNS
 
 FOLDER, NAME, URL = "WORQR_CHAOS_FOLDER", "WORQR_CHAOS_NAME", "WORQR_CHAOS_URL"
-"""Environment variables by which functions of modules find the ledger and the mesh of their peer."""
+DEPLOY = "WORQR_CHAOS_DEPLOY"
+"""Environment variables by which functions of modules find the ledger, the mesh and the version of their peer."""
 
 
 def policy_of(queue: str) -> worqr.RetryPolicy:

@@ -52,9 +52,12 @@ class Request:
 
 @dataclass(slots=True)
 class PutBack:
-    """One request that put the failed jobs of a batch back. `answered` is None if it may or may not have taken effect."""
+    """One request that put the failed jobs of a batch, or a workflow, back. `answered` is None if it may or may not have taken
+    effect.
+    """
 
     batch: str
+    """The name of the batch, or of the workflow."""
     sent: float
     answered: float | None = None
     count: int = 0
@@ -111,6 +114,20 @@ class Signal:
     @property
     def stored(self) -> bool:
         return self.answer in {"woke", "stored"}
+
+
+@dataclass(slots=True)
+class Ending:
+    """One request that ended a wait of a workflow. `answer`: None if it may or may not have taken effect."""
+
+    wait: str
+    sent: float
+    answer: str | None = None
+    answered: float = float("inf")
+
+    @property
+    def may_have_hit(self) -> bool:
+        return self.answer in {None, "ended"}
 
 
 @dataclass(slots=True)
@@ -198,6 +215,8 @@ class History:
     twice_begun: list[Run] = field(default_factory=list[Run])
     cancels: dict[Subject, list[Cancel]] = field(default_factory=lambda: defaultdict[Subject, list[Cancel]](list))
     signals: dict[Subject, list[Signal]] = field(default_factory=lambda: defaultdict[Subject, list[Signal]](list))
+    endings: dict[Subject, list[Ending]] = field(default_factory=lambda: defaultdict[Subject, list[Ending]](list))
+    """By workflow."""
     results: list[Result] = field(default_factory=list[Result])
     dead: list[Dead] = field(default_factory=list[Dead])
     committed: set[Subject] = field(default_factory=set[Subject])
@@ -225,7 +244,7 @@ class History:
     opened: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
     """When each batch was opened, and the name of the batch that it is a job of."""
     put_back: dict[str, list[PutBack]] = field(default_factory=lambda: defaultdict[str, list[PutBack]](list))
-    """By batch."""
+    """By batch, or by workflow."""
     lengths: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     """How many tasks waited in the queue `room`."""
     last: float = 0.0
@@ -249,7 +268,7 @@ class _Reader:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._calls: dict[tuple[str, int], Request | Cancel | PutBack | Signal] = {}
+        self._calls: dict[tuple[str, int], Request | Cancel | PutBack | Signal | Ending] = {}
         self._runs: dict[tuple[str, str, int], Run] = {}
         self._again: dict[tuple[str, str, int], list[Run]] = defaultdict(list)
         self._ends: dict[tuple[str, str, int], list[tuple[float, dict[str, Any]]]] = defaultdict(list)
@@ -260,9 +279,9 @@ class _Reader:
     def read(self, entry: Entry) -> None:
         history, facts, t = self._history, entry.facts, entry.t
         match entry.what:
-            case "send" | "cancel" | "retry" | "signal":
+            case "send" | "cancel" | "retry" | "signal" | "end_wait":
                 self._ask(entry)
-            case "acked" | "refused" | "unknown" | "gave_up" | "cancelled" | "retried" | "signalled":
+            case "acked" | "refused" | "unknown" | "gave_up" | "cancelled" | "retried" | "signalled" | "wait_ended":
                 self._answer(entry)
             case "opened":
                 history.opened[facts["batch"]] = t, facts["parent"]
@@ -343,6 +362,11 @@ class _Reader:
             history.signals[signal.queue, signal.task].append(signal)
             self._calls[entry.source, facts["call"]] = signal
             return
+        if entry.what == "end_wait":
+            ending = Ending(facts["name"], entry.t)
+            history.endings[facts["queue"], facts["task"]].append(ending)
+            self._calls[entry.source, facts["call"]] = ending
+            return
         request = Request(
             entry.source,
             facts["queue"],
@@ -365,8 +389,8 @@ class _Reader:
             asked.answer, asked.outcome, asked.returned = entry.what, entry.facts.get("outcome"), entry.t
             if entry.what not in {"unknown", "gave_up"}:  # these may take effect at any later time
                 asked.answered = entry.t
-        elif isinstance(asked, Signal):
-            if entry.what == "signalled":
+        elif isinstance(asked, Signal | Ending):
+            if entry.what in {"signalled", "wait_ended"}:
                 asked.answered, asked.answer = entry.t, entry.facts["answer"]
         elif isinstance(asked, PutBack):
             if entry.what == "retried":

@@ -23,12 +23,17 @@ from typing import Any, Final
 
 Line = dict[str, Any]
 FINAL: Final = {"returned", "failure", "undecodable"}
-NOT_SENT: Final = {"ticks", "follow_ups", "flow_jobs"}
+STARTED: Final = {"flow_jobs", "flow_nested"}
+NOT_SENT: Final = {"ticks", "follow_ups", *STARTED}
 """Queues into which no producer puts tasks: firings of schedules, follow-ups, and jobs of workflows."""
 PAUSED: Final = ": suspended"
 """The end of how a run ends that waits. It may begin again under its claim."""
 MANY_PER_ID: Final = {"single", "updates"}
 """Queues in which a dispatch may take the place of another one."""
+HELD: Final = 45.0
+LIFETIME: Final = 8.0
+"""Seconds that a wait lasts for what is never sent, and a workflow of the queue `flow_brief`."""
+FAILURES: Final = {-1, "failed", "cancelled", "lost"}
 DECLARED_DEAD: Final = 10.0
 """Seconds within which a worker that is away loses its claims, and learns of it."""
 FOREVER: Final = float("inf")
@@ -68,6 +73,20 @@ def _absence(line: Line, frozen: dict[str, float]) -> list[tuple[str | None, flo
             return []
 
 
+def _call(line: Line) -> tuple[str, int]:
+    return line["by"], line["call"]
+
+
+def _forget_failures(results: dict[str, Any]) -> None:
+    """Drop the failures that are the last thing that a workflow has stored: it was put back. Jobs are stored by others."""
+    for name in reversed(list(results)):
+        failed = results[name] in FAILURES
+        if failed:
+            del results[name]
+        if name.startswith(("step", "undo")):
+            return
+
+
 class Judge:
     """The histories, and what cannot be."""
 
@@ -81,8 +100,19 @@ class Judge:
             for line in lines
             if line["what"] == "failover"
         ]
+        self._jumps = any(line["what"] == "clock" for line in lines)
+        self._answers = {
+            _call(line): line["t"]
+            for line in lines
+            if line["what"] == "signalled" and line["answer"] in {"woke", "stored"}
+        }
+        self._names = {_call(line): (line["task"], line["name"]) for line in lines if line["what"] == "end_wait"}
+        self._ended = {
+            _call(line): line["t"] for line in lines if line["what"] == "wait_ended" and line["answer"] == "ended"
+        }
         self._results: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._by_task: dict[tuple[str, str], list[Line]] = defaultdict(list)
+        self._put_back = [(line["batch"], line["t"]) for line in lines if line["what"] == "retry"]
         self._read()
 
     def _read(self) -> None:
@@ -140,6 +170,10 @@ class Judge:
 
     # Queues
 
+    def _is_anew(self, task: str, begin: float, end: float) -> bool:
+        """Return True if a workflow above this job may have been put back in between."""
+        return any(task.startswith(f"{name}/") and begin <= t <= end for name, t in self._put_back)
+
     def _queues(self) -> None:
         sent: dict[tuple[str, str], tuple[Line, Line | None]] = {}
         calls: dict[tuple[str, int], Line] = {}
@@ -158,12 +192,14 @@ class Judge:
                 sent.update({(asked["queue"], task): (asked, line) for task in asked["tasks"]})
             elif line["what"] == "cancel":
                 gone.add((line["queue"], line["task"]))  # it may have hit, whatever was answered
-        put_back = {line["batch"] for line in self._lines if line["what"] == "retry"}
+        put_back = {name for name, _ in self._put_back}
         for subject, runs in self._by_task.items():
             origin = sent[subject][0] if subject in sent else None
             if subject[0] not in NOT_SENT and (origin is None or min(run["t"] for run in runs) < origin["t"] - CLOCKS):
                 self.wrong.append(f"came out and was not put in: {subject}")
-            self._settled_once(subject, runs, is_put_back=origin is not None and origin.get("batch") in put_back)
+            names = {subject[1], "" if origin is None else origin.get("batch", "")}
+            is_put_back = not names.isdisjoint(put_back) or self._is_anew(subject[1], 0, FOREVER)
+            self._settled_once(subject, runs, is_put_back=is_put_back)
         for subject, (request, answer) in sent.items():
             if (
                 answer is None
@@ -232,7 +268,13 @@ class Judge:
 
     def _steps(self, subject: tuple[str, str], runs: list[Line]) -> None:
         results: dict[str, Any] = {}
+        before = runs[0]["t"]
         for run in runs:
+            if self._is_anew(subject[1], before, run["t"]):
+                results.clear()
+            elif any(name == subject[1] and before <= t <= run["t"] for name, t in self._put_back):
+                _forget_failures(results)
+            before = run["t"]
             for name, value in run["steps"]:
                 if value is None and name in results:
                     self.wrong.append(f"a step ran after its result was stored: {subject}, {name}")
@@ -249,24 +291,68 @@ class Judge:
         for subject, runs in self._by_task.items():
             if self._failed_over(runs[0]["t"], runs[-1]["t"]):
                 continue
-            if subject[0] == "flow_jobs" and len({run["id"] for run in runs}) > 1:
+            above = subject[1].rpartition("/")[0]
+            if subject[0] in STARTED and len({run["id"] for run in runs}) > 1 and not self._is_anew(above, 0, FOREVER):
                 self.wrong.append(f"a job of a workflow has two ids: {subject}")
+            self._ends(subject, runs)
             taken: dict[str, str] = {}
             for name, value in (each for run in runs for each in run["steps"]):
-                if name.startswith("event ") and value != "timeout":
+                if name.startswith(("event ", "mail ")) and value not in {"timeout", "over"}:
                     if value not in sent[subject] or taken.setdefault(value, name) != name:
                         self.wrong.append(f"a wait took out what was not there: {subject}, {name}: {value}")
                 elif name.startswith("job ") and not self._ended_so(name.removeprefix("job "), value):
                     self.wrong.append(f"a workflow took out a false end: {subject}, {name}: {value}")
 
+            self._order(
+                subject, [(name, sent[subject][value]) for value, name in taken.items() if value in sent[subject]]
+            )
+
+    def _order(self, subject: tuple[str, str], taken: list[tuple[str, Line]]) -> None:
+        """What came out of a mailbox first was put in first."""
+        numbered = sorted((*name.split(" "), line["t"], self._answers.get(_call(line))) for name, line in taken)
+        for (kind, first, put_in, _), (other, second, _, answered) in pairwise(numbered):
+            if kind == other and answered is not None and answered < put_in:
+                self.wrong.append(f"a mailbox is out of order: {subject}, {kind} {first} and {second}")
+
+    def _ends(self, subject: tuple[str, str], runs: list[Line]) -> None:
+        """A wait for what is never sent lasts until it is ended, by a request, its time, or the lifetime of its workflow."""
+        if self._jumps:
+            return
+        asked = [line["t"] for line in self._lines if line["what"] == "end_wait" and line["task"] == subject[1]]
+        sent = [line["t"] for line in self._lines if line["what"] == "send" and subject[1] in line["tasks"]]
+        took = [self._ended[call] for call in self._ended if self._names.get(call) == (subject[1], "held")]
+        seen = [run["t"] for run in runs if "held" in dict(run["steps"])]
+        if (
+            took
+            and seen
+            and min(seen) > (late := min(took) + 2 * DECLARED_DEAD)
+            and not self._disturbed(min(took), late)
+        ):
+            self.wrong.append(f"a wait went on that was ended: {subject}, at {min(took):.3f}")
+        for run in runs:
+            ends, now = dict(run["steps"]), run.get("ended", FOREVER)
+            lasted = now - min([runs[0]["t"], *sent]) + CLOCKS
+            if "over" in ends.values() and (subject[0] != "flow_brief" or lasted < LIFETIME - 2 * CLOCKS):
+                self.wrong.append(f"a lifetime is not that of its workflow: {subject}, claim {run['fence']}")
+            if (
+                ends.get("held") == "timeout"
+                and not any(t <= now for t in asked)
+                and (lasted < HELD or subject[0] == "flow_brief")
+            ):
+                self.wrong.append(f"a wait is over that no one ended: {subject}, claim {run['fence']}")
+
     def _ended_so(self, job: str, end: str) -> bool:
         """Return True if a job of a workflow can have ended so."""
         how, _, number = end.partition(" ")
-        runs = self._by_task.get(("flow_jobs", job), [])
+        runs = self._by_task.get(("flow_nested" if job.endswith("nests") else "flow_jobs", job), [])
         if how == "finished":
             return any(run.get("how") == "returned" and run["fence"] == int(number) for run in runs)
-        marks = [line for line in self._lines if line.get("task") == job and line["what"] in {"dead", "cancel"}]
-        return any(line["what"] == {"failed": "dead", "cancelled": "cancel"}.get(how) for line in marks)
+        marks = [
+            line for line in self._lines if line.get("task") == job and line["what"] in {"dead", "buried", "cancel"}
+        ]
+        return any(
+            line["what"] in {"failed": {"dead", "buried"}, "cancelled": {"cancel"}}.get(how, set()) for line in marks
+        )
 
 
 def main(folder: str) -> int:

@@ -58,6 +58,7 @@ class Peer:
             child.settings.url,
             prefix=PREFIX,
             app=child.settings.name,
+            deploy=child.settings.deploy,
             keepalive=KEEPALIVE,
             patience=child.settings.patience,
             middleware=[self._handlers.around],
@@ -203,6 +204,7 @@ def main() -> None:
     child = Child.of_command_line()
     settings = child.settings
     os.environ |= {handlers.FOLDER: settings.folder, handlers.NAME: settings.name, handlers.URL: settings.url}
+    os.environ[handlers.DEPLOY] = str(settings.deploy)
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     trio.run(Peer(child).run)
 

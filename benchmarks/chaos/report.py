@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.chaos.checker import Verdict
 from benchmarks.chaos.history import History
 from benchmarks.chaos.ledger import lines_about
-from benchmarks.chaos.workload import FLOW_JOBS, FLOWS, SUSPENDED
+from benchmarks.chaos.workload import FLOW_NESTED, FLOWS, OVER, STARTED, SUSPENDED
 from benchmarks.chaos.world import Outcome, Plan
 
 SHOWN = 12
@@ -52,12 +52,28 @@ def figures(history: History) -> dict[str, int]:
         "steps called": sum(step.value is None for run in runs for step in run.steps),
         "results of steps found": sum(step.value not in (None, run.fence) for run in runs for step in run.steps),
         "rows of the outbox committed": len(history.committed),
-        "workflows": len(flows := [each for (queue, _), each in history.runs.items() if queue in FLOWS]),
+        "workflows": len(
+            flows := [each for (queue, _), each in history.runs.items() if queue in {*FLOWS, FLOW_NESTED}]
+        ),
         "of them, workflows that were suspended": sum(any(run.how == SUSPENDED for run in each) for each in flows),
         "ends of waits": len(
-            {(run.task, step.name) for each in flows for run in each for step in run.steps if "event " in step.name}
+            {
+                (run.task, step.name)
+                for each in flows
+                for run in each
+                for step in run.steps
+                if step.name[:4] in {"even", "mail"}
+            }
         ),
-        "jobs that workflows started": sum(queue == FLOW_JOBS for queue, _ in history.runs),
+        "of them, workflows whose lifetime ended": sum(
+            any(step.value == OVER for run in each for step in run.steps) for each in flows
+        ),
+        "of them, workflows that a workflow started": sum(queue == FLOW_NESTED for queue, _ in history.runs),
+        "of them, workflows that were put back": sum(
+            any(each.count for each in asked) for name, asked in history.put_back.items() if name.startswith(FLOWS)
+        ),
+        "waits that were ended": sum(each.answer == "ended" for asked in history.endings.values() for each in asked),
+        "jobs that workflows started": sum(queue in STARTED for queue, _ in history.runs),
         "dead letters": len(history.dead),
         "workers declared dead that came back": sum(len(each) - 1 for each in history.registered.values()),
     }

@@ -10,7 +10,8 @@ from typing import Final
 from benchmarks.chaos.case import Case, Rule, Violation, told, violation
 from benchmarks.chaos.excuses import SLACK
 from benchmarks.chaos.history import History, Request, Run
-from benchmarks.chaos.workload import ROOM_LENGTH, SAVES
+from benchmarks.chaos.run_rules import starts_anew
+from benchmarks.chaos.workload import ROOM_LENGTH, SAVES, STEP_FAILED, starters_of
 
 ROOM_WITHIN: Final = 4.0
 """Seconds in which a call that waits finds room: it asks once a second."""
@@ -60,10 +61,18 @@ def saved(case: Case) -> Iterator[Violation]:
 
 
 def steps(case: Case) -> Iterator[Violation]:
-    """A step whose result the server has is not called again under a later claim, and every later run gets the same result."""
+    """A step whose result the server has is not called again under a later claim, and every later run gets the same result.
+    Failures are tried again when a workflow was put back, if nothing was stored after them.
+    """
     for (queue, task), runs in case.history.runs.items():
         done: dict[str, int | str] = {}
-        for run in runs:
+        for before, run in zip([None, *runs], runs, strict=False):
+            if before is not None and any(
+                starts_anew(case.history, name, before, run) for _, name in starters_of(task)
+            ):
+                done.clear()
+            elif before is not None and starts_anew(case.history, task, before, run):
+                done = _without_last_failures(done)
             for step in run.steps:
                 if step.name in done and step.value != done[step.name]:
                     rule = "a step ran again" if step.value is None else "a step had another result"
@@ -72,6 +81,14 @@ def steps(case: Case) -> Iterator[Violation]:
                         yield violation(rule, text, task)
                 if step.value is not None:
                     done[step.name] = step.value
+
+
+def _without_last_failures(done: dict[str, int | str]) -> dict[str, int | str]:
+    """Of the results of steps and waits those that stay when a workflow is put back: failures stay if a step followed."""
+    taken = [name for name in done if name.startswith(("step", "undo"))]
+    last = max((list(done).index(name) for name in taken), default=-1)
+    failed = {STEP_FAILED, "failed", "cancelled", "lost"}
+    return {name: value for at, (name, value) in enumerate(done.items()) if at < last or value not in failed}
 
 
 def _failover(case: Case, runs: list[Run], run: Run) -> str | None:

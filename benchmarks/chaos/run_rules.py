@@ -9,7 +9,7 @@ from itertools import pairwise
 from benchmarks.chaos.case import Case, Rule, Violation, told, violation
 from benchmarks.chaos.excuses import SLACK
 from benchmarks.chaos.history import History, Run, Subject
-from benchmarks.chaos.workload import CONCURRENCY, LIMITED, PERIOD, STARTS
+from benchmarks.chaos.workload import CONCURRENCY, LIMITED, PERIOD, STARTS, starters_of
 
 
 def ended_twice(case: Case) -> Iterator[Violation]:
@@ -19,17 +19,25 @@ def ended_twice(case: Case) -> Iterator[Violation]:
         for first, second in pairwise(runs):
             if not first.is_final or (first.how != "returned" and _was_put_back(case.history, first, second)):
                 continue
+            if first.id != second.id and any(case.history.put_back.get(name) for _, name in starters_of(task)):
+                continue  # the workflow that has started it was started anew
             if not case.explain(rule, _why_again(case, first, second)):
                 yield violation(rule, f"{queue} {task}: {told(first)}; {told(second)}", first, second)
 
 
 def _was_put_back(history: History, first: Run, second: Run) -> bool:
-    """The failed jobs of its batch were put back between these runs."""
+    """The failed jobs of its batch were put back between these runs, or the workflow that has started it, or it is one."""
     request = history.by_task.get((first.queue, first.task))
+    names = [first.task, *(name for _, name in starters_of(first.task)), *([request.batch] if request else [])]
+    return any(starts_anew(history, name, first, second) for name in names)
+
+
+def starts_anew(history: History, name: str, first: Run, second: Run) -> bool:
+    """A batch or a workflow of this name was put back between these runs."""
     begin = first.began if first.ended is None else first.ended
-    return request is not None and any(
+    return any(
         each.sent <= second.began + SLACK and (each.answered is None or each.answered >= begin)
-        for each in history.put_back.get(request.batch, ())
+        for each in history.put_back.get(name, ())
     )
 
 

@@ -16,6 +16,7 @@ import redis
 from benchmarks.chaos.children import Children, Process, Role
 from benchmarks.chaos.ledger import Ledger, now
 from benchmarks.chaos.servers import Servers
+from benchmarks.chaos.workload import DEPLOYS
 from tests.support.proxy import FaultProxy
 
 
@@ -61,7 +62,11 @@ class Scene:
     proxy_busy: bool = False
     paused: bool = False
     moving: bool = False
+    rolling: bool = False
+    """A rolling deploy is under way."""
     calm: bool = False
+    deploy: int = DEPLOYS[0]
+    """The version of the application that peers start with."""
     stuck: bool = False
     """A queue did not become empty: the run has failed already."""
 
@@ -79,7 +84,7 @@ class Scene:
         proxied = self.proxy is not None and self.rng.random() < (0.4 if role == "peer" else 0.7)
         url = self.proxy.url if proxied and self.proxy is not None else self.servers.url
         patience = self.rng.choice([3.0, 30.0]) if role == "producer" else 30.0
-        return self.children.start(role, url, proxied=proxied, patience=patience)
+        return self.children.start(role, url, proxied=proxied, patience=patience, deploy=self.deploy)
 
     def pick(self, role: Role) -> Process:
         """A process that is up."""

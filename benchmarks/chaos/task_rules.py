@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from benchmarks.chaos.case import Case, Rule, Violation, told, violation
 from benchmarks.chaos.excuses import SLACK
 from benchmarks.chaos.history import Cancel, History, Request, Run, Subject, replaceable
-from benchmarks.chaos.workload import FLOW_JOBS, FOLLOW_UPS, ROWS
+from benchmarks.chaos.workload import FOLLOW_UPS, ROWS, STARTED
 
 # Nothing is lost
 
@@ -103,7 +103,7 @@ def rows(case: Case) -> Iterator[Violation]:
 def refused_ran(case: Case) -> Iterator[Violation]:
     """A refused task never runs. No task runs that no producer sent."""
     for (queue, task), runs in case.history.runs.items():
-        if runs[0].nominal is not None or queue in (FOLLOW_UPS, FLOW_JOBS):
+        if runs[0].nominal is not None or queue in {FOLLOW_UPS, *STARTED}:
             continue
         request = case.history.by_task.get((queue, task))
         if request is None:

@@ -7,27 +7,37 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import count
 from typing import Any, Final
 
 import trio
 
 import worqr
-from benchmarks.chaos.handlers import URL, Handlers, Run, ledger_of_process, policy_of
+from benchmarks.chaos.handlers import DEPLOY, URL, Handlers, Run, ledger_of_process, policy_of
 from benchmarks.chaos.sender import Sender
 from benchmarks.chaos.workload import (
     EVENT,
     FLOW,
     FLOW_ASYNCIO,
+    FLOW_BRIEF,
     FLOW_JOBS,
+    FLOW_NESTED,
     FLOW_PROCESS,
     FLOW_THREAD,
     FLOWS,
     FOLLOW_UPS,
+    HELD,
+    HELD_FOR,
+    KEYS,
     LATE,
     LATE_BY,
+    LIFETIME,
+    MAIL,
+    NESTS,
+    OVER,
     PREFIX,
     RESULT_TTL,
     SLEPT,
@@ -36,6 +46,7 @@ from benchmarks.chaos.workload import (
     SUSPENDED,
     TIMED_OUT,
     Behaviour,
+    Script,
     follow_up_of,
     script_of,
 )
@@ -45,6 +56,10 @@ from worqr.peer.error_throttle import sleep_here
 STEP_TRIES: Final = worqr.RetryPolicy(max_failures=3, min_backoff=0.05, max_backoff=0.2)
 STEP_DELAYS: Final = (0.05, 0.05, 0.3, 5.2)
 """Seconds until a step is tried again. The last one suspends the run."""
+PUTS_BACK: Final = (0, 2, 4, 6)
+"""How often a producer looks whether a workflow has failed, and puts it back then."""
+LOOKS: Final = 40
+"""How often a producer looks whether a wait that it is to end is open."""
 
 flows: Final = worqr.Registry()
 
@@ -115,12 +130,19 @@ Durable = tuple[str, tuple[Any, ...], dict[str, Any]]
 """A durable call: its name, and its arguments."""
 Telling = Generator[Durable, Any, None]
 
+
+async def _open_mailbox(timeout: float) -> AsyncIterator[str]:
+    return worqr.wait_for(MAIL, str, timeout=timeout, many=True)
+
+
 CALLS: Final[Mapping[str, Callable[..., Any]]] = {
     "take": take,
     "sleep": worqr.sleep,
     "wait_for": worqr.wait_for,
     "gather": worqr.gather,
     "first": worqr.first,
+    "mailbox": _open_mailbox,
+    "read": anext,
 }
 CALLS_NOW: Final[Mapping[str, Callable[..., Any]]] = {
     "take": take_now,
@@ -128,30 +150,77 @@ CALLS_NOW: Final[Mapping[str, Callable[..., Any]]] = {
     "wait_for": worqr.wait_for_now,
     "gather": worqr.gather_now,
     "first": worqr.first_now,
+    "mailbox": lambda timeout: worqr.wait_for_now(MAIL, str, timeout=timeout, many=True),
+    "read": next,
 }
 
 
 def _told(run: Run) -> Telling:
     """What a run of a workflow does: it writes what each durable call returns."""
-    script = script_of(run.task)
+    try:
+        yield from _tell(run, script_of(run.task))
+    except worqr.LifetimeOver:
+        run.behaviour = Behaviour(0.0, "failure" if script_of(run.task).gives_up else "returned")
+
+
+def _tell(run: Run, script: Script) -> Telling:
+    yield from _take(run, f"step of {os.environ[DEPLOY]}")
+    run.note("stepped", name="began with", value=run.context.began_with)
     for n in range(script.steps):
         if (yield from _take(run, f"step {n}")) == STEP_FAILED:
             yield from _take(run, f"undo {n}")
             run.behaviour = Behaviour(0.0, "failure")
             return
-    jobs = {name: job.options(delay=LATE_BY * name.endswith(LATE)).run(name.encode()) for name in script.jobs}
-    yield "sleep", (script.seconds,), {}
-    run.note("waited", name="sleep", value=SLEPT)
+    jobs = {name: _start(name) for name in script.jobs}
+    yield from _wait(run, "sleep", "sleep", script.seconds, empty=SLEPT)
     for n, timeout in enumerate(script.timeouts):
-        value = yield "wait_for", (EVENT, str), {"timeout": timeout}
-        run.note("waited", name=f"event {n}", value=TIMED_OUT if value is None else value)
+        yield from _wait(run, f"event {n}", "wait_for", EVENT, str, timeout=timeout)
+    if script.mail:
+        yield from _read_mail(run, script.mail)
+    if script.held:
+        yield from _wait(run, "held", "wait_for", HELD, str, timeout=HELD_FOR)
+    if script.awaits != "not":
+        yield from _await_jobs(run, script, jobs)
+
+
+def _start(name: str) -> Any:
+    if name.endswith(NESTS):
+        return nested.run(name.encode())
+    return job.options(delay=LATE_BY * name.endswith(LATE)).run(name.encode())
+
+
+def _wait(
+    run: Run, name: str, call: str, *args: Any, empty: str = TIMED_OUT, **options: Any
+) -> Generator[Durable, Any, str]:
+    """Wait, and write what the wait has returned: `empty` for None."""
+    try:
+        found = yield call, args, options
+    except worqr.LifetimeOver:
+        run.note("waited", name=name, value=OVER)
+        raise
+    value = empty if found is None else found
+    run.note("waited", name=name, value=value)
+    return value
+
+
+def _read_mail(run: Run, timeout: float) -> Telling:
+    """Read the mailbox until nothing has come for `timeout` seconds."""
+    mailbox = yield "mailbox", (timeout,), {}
+    for n in count():
+        if (yield from _wait(run, f"mail {n}", "read", mailbox, None)) == TIMED_OUT:
+            return
+
+
+def _await_jobs(run: Run, script: Script, jobs: Mapping[str, Any]) -> Telling:
     if script.awaits == "first" and jobs:
         yield from _await_first(run, jobs)
     if script.awaits == "gather":
         yield from _outcome("gather", *jobs.values())
-    for name in jobs if script.awaits != "not" else ():
+    for name in jobs:
         how, found = yield from _outcome("gather", jobs[name])
         run.note("waited", name=f"job {name}", value=f"{how} {found[0]}" if how == "finished" else how)
+        if how != "finished" and script.gives_up:
+            run.behaviour = Behaviour(0.0, "failure")
 
 
 def _take(run: Run, name: str) -> Generator[Durable, Any, int]:
@@ -250,6 +319,18 @@ def in_process(task: bytes, /) -> str:
     return _play_now()
 
 
+@flows.workflow(**_options(FLOW_BRIEF), lifetime=LIFETIME)
+async def with_lifetime(task: bytes, /) -> str:
+    return await _play()
+
+
+@flows.workflow(**_options(FLOW_NESTED))
+async def nested(task: bytes, /) -> int:
+    """A workflow that a workflow starts. Its result is the number of its claim."""
+    await _play()
+    return worqr.current().fence
+
+
 @cache
 def _mesh_of_process() -> worqr.Mesh[Any]:
     """The mesh by which a process of its own starts jobs."""
@@ -262,7 +343,7 @@ def _mesh_of_process() -> worqr.Mesh[Any]:
 
 
 class WorkflowMaker:
-    """Starts workflows, sends events to them, cancels some, and waits for the results of some."""
+    """Starts workflows and sends events to them. Ends waits, cancels some, puts failed ones back, and waits for some results."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -272,7 +353,7 @@ class WorkflowMaker:
     async def make(self, nursery: trio.Nursery) -> None:
         """Start a workflow."""
         rng, mesh = self._rng, self._sender.mesh
-        (queue,) = rng.choices(FLOWS, (5, 2, 2, 1))
+        (queue,) = rng.choices(FLOWS, (5, 2, 2, 1, 2))
         task = self._sender.new_task(queue)
         follows = rng.random() < 0.3
         follow_ups = {kind: mesh.call(FOLLOW_UPS, follow_up_of(task, kind).encode()) for kind in ("then", "otherwise")}
@@ -282,23 +363,59 @@ class WorkflowMaker:
         )
         if dispatched is None:
             return
-        nursery.start_soon(self._send_events, queue, task, dispatched)
+        script = script_of(task)
+        for name, moments in ((EVENT, script.sends), (MAIL, script.mails)):
+            nursery.start_soon(self._send_events, queue, task, dispatched, name, moments)
+        for seconds, wait in script.ends:
+            nursery.start_soon(self._end_wait, queue, task, dispatched, wait, seconds)
+        nursery.start_soon(self._put_back, queue, task)
         if rng.random() < 0.25:
             after = rng.choice((0, 0.02, 0.3, 1, 3, 6))
             nursery.start_soon(self._sender.cancel, queue, task, dispatched.cancel, after)
         elif rng.random() < 0.3:
             nursery.start_soon(self._sender.wait_for_result, queue, task, dispatched)
 
-    async def _send_events(self, queue: str, task: str, flow: worqr.Job[str]) -> None:
-        for n, seconds in enumerate(sorted(script_of(task).sends)):
+    async def _send_events(
+        self, queue: str, task: str, flow: worqr.Job[str], name: str, moments: tuple[float, ...]
+    ) -> None:
+        for n, seconds in enumerate(sorted(moments)):
             await trio.sleep(seconds)
-            value, again = f"{task} event {n}", self._rng.random() < 0.5
+            value, again = f"{task} {name} {n}", name == MAIL or self._rng.random() < 0.5
             call = self._sender.begin("signal", queue=queue, task=task, value=value)
             try:
-                answer: str = await flow.send(EVENT, value, again=again)
+                answer: str = await flow.send(name, value, again=again)
             except worqr.NoJob:
                 answer = "none"
             except worqr.WorqrError as error:
                 self._sender.failed(call, error)
                 continue
             self._sender.ledger.write("signalled", call=call, answer=answer)
+
+    async def _end_wait(self, queue: str, task: str, flow: worqr.Job[str], wait: str, seconds: float) -> None:
+        """End a wait once it is open."""
+        for _ in range(LOOKS):
+            await trio.sleep(seconds)
+            call = self._sender.begin("end_wait", queue=queue, task=task, name=wait)
+            try:
+                answer = "ended" if await flow.end_wait(KEYS[wait]) else "closed"
+            except worqr.NoJob:
+                answer = "none"
+            except worqr.WorqrError as error:
+                self._sender.failed(call, error)
+                return
+            self._sender.ledger.write("wait_ended", call=call, answer=answer)
+            if answer != "closed":
+                return
+            seconds = 1.0
+
+    async def _put_back(self, queue: str, task: str) -> None:
+        """Put a workflow back if it is in the dead-letter queue."""
+        for _ in range(self._rng.choice(PUTS_BACK)):
+            await trio.sleep(self._rng.choice((0.5, 2.0, 5.0)))
+            call = self._sender.begin("retry", batch=task)
+            try:
+                count = await self._sender.mesh.queue(queue).failed.retry(task)
+            except worqr.WorqrError as error:
+                self._sender.failed(call, error)
+            else:
+                self._sender.ledger.write("retried", call=call, count=count)

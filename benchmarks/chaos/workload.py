@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 PREFIX: Final = "chaos"
@@ -16,10 +18,15 @@ ROOM, SAVES = "room", "saves"
 FOLLOW_UPS = "follow_ups"
 ROWS = "rows"
 FLOW, FLOW_ASYNCIO, FLOW_THREAD, FLOW_PROCESS = "flow", "flow_asyncio", "flow_thread", "flow_process"
-FLOWS: Final = (FLOW, FLOW_ASYNCIO, FLOW_THREAD, FLOW_PROCESS)
-"""Workflows."""
+FLOW_BRIEF: Final = "flow_brief"
+"""Workflows with a `lifetime`."""
+FLOWS: Final = (FLOW, FLOW_ASYNCIO, FLOW_THREAD, FLOW_PROCESS, FLOW_BRIEF)
+"""Workflows that producers start."""
 FLOW_JOBS: Final = "flow_jobs"
 """Jobs that workflows start. The name of one begins with that of its workflow."""
+FLOW_NESTED: Final = "flow_nested"
+"""Workflows that workflows start. The name of one begins with that of the other."""
+STARTED: Final = frozenset({FLOW_JOBS, FLOW_NESTED})
 HEARERS = ("hears_all", "hears_some")
 """The queues that are subscribed to the topics."""
 QUEUES: Final = (
@@ -28,6 +35,7 @@ QUEUES: Final = (
     ROWS,
     *FLOWS,
     FLOW_JOBS,
+    FLOW_NESTED,
     *HEARERS,
 )
 NOT_KILLED: Final = frozenset({THREAD, PROCESS, FLOW_THREAD, FLOW_PROCESS})
@@ -86,6 +94,8 @@ SLOW: Final = "slow"
 
 DOOMED: Final = "doomed"
 """Ends the name of a task that fails for good at every other run: a job of a batch, which is put back then."""
+DEPLOYS: Final = (1, 2)
+"""The versions of the application. A workflow takes one step in the first, and another one in its place in the second."""
 STEPS: Final = ("one", "two")
 """The steps of a task of the queue `saves`, which saves a number before each step, and after the last one."""
 
@@ -103,15 +113,27 @@ def follow_up_of(name: str, kind: str) -> str:
     return f"{FOLLOW_UPS}/{name}/{kind}"
 
 
-FAILS, STOPS, LATE = "fails", "stops", "late"
-"""End the name of a job of a workflow: it fails for good, cancels itself, or begins `LATE_BY` seconds later."""
+FAILS, STOPS, LATE, NESTS = "fails", "stops", "late", "nests"
+"""End the name of a job of a workflow: it fails for good, cancels itself, begins `LATE_BY` seconds later, or is a workflow."""
 LATE_BY: Final = 20.0
-EVENT: Final = "go"
-"""The name of all events of a workflow."""
+DEEPEST: Final = 2
+"""How many workflows may be above a workflow."""
+EVENT, MAIL, HELD = "go", "mail", "held"
+"""The names of the events of a workflow: of single waits, of its mailbox, and of the wait for what is never sent."""
+HELD_FOR: Final = 45.0
+"""Seconds that a wait lasts that its producer ends, or the lifetime of the workflow."""
+LIFETIME: Final = 8.0
+KEYS: Final = {
+    "sleep": "sleep",
+    "event 0": f"wait for {EVENT}",
+    "held": f"wait for {HELD}",
+    "mail 0": f"wait for {MAIL}",
+}
+"""The waits that a producer may end: their names in the ledger, and their keys."""
 STEP_FAILED: Final = -1
 """Stands for the result of a step that has failed for good."""
-TIMED_OUT, SLEPT = "timeout", "slept"
-"""Stand for the value of a wait whose time is over, and of a sleep."""
+TIMED_OUT, SLEPT, OVER = "timeout", "slept", "over"
+"""Stand for the value of a wait whose time is over, of a sleep, and of a wait that the lifetime of its workflow has ended."""
 SUSPENDED: Final = "cancelled: suspended"
 """How a run ends that waits."""
 
@@ -127,6 +149,11 @@ class Script:
         sends: the seconds after its dispatch at which its producer sends an event.
         jobs: it starts these.
         awaits: how it awaits them: each, all at once, the first one and then each, not at all.
+        mail: it reads a mailbox until nothing has come for so many seconds; 0: it has none.
+        mails: the seconds after its dispatch at which its producer sends into the mailbox.
+        held: it waits `HELD_FOR` seconds for what is never sent.
+        ends: the seconds after its dispatch at which its producer ends a wait, and which.
+        gives_up: it fails if a job has failed for which it has waited.
     """
 
     steps: int
@@ -135,13 +162,19 @@ class Script:
     sends: tuple[float, ...]
     jobs: tuple[str, ...]
     awaits: str
+    mail: float = 0.0
+    mails: tuple[float, ...] = ()
+    held: bool = False
+    ends: tuple[tuple[float, str], ...] = ()
+    gives_up: bool = False
 
 
+@cache
 def script_of(flow: str) -> Script:
     """What the workflow `flow` does."""
-    rng = random.Random(flow)
-    jobs = rng.randint(0, 3)
-    return Script(
+    rng, more = random.Random(flow), random.Random(f"{flow} more")
+    jobs, is_nested = rng.randint(0, 3), flow.endswith(NESTS)
+    script = Script(
         rng.randint(0, 3),
         rng.choice((0.0, 0.3, 5.2)),
         tuple(rng.choice((0.5, 3.0, 9.0)) for _ in range(rng.randint(0, 2))),
@@ -149,6 +182,31 @@ def script_of(flow: str) -> Script:
         tuple(f"{flow}/{n}{rng.choice(('', '', SLOW, FAILS, STOPS, LATE, LATE))}" for n in range(jobs)),
         rng.choice(("each", "gather", "first", "not")),
     )
+    kinds = ["", *[DOOMED] * 3, *[NESTS] * 3 * (flow.count(NESTS) < DEEPEST)]
+    held = not is_nested and (flow.startswith(FLOW_BRIEF) or more.random() < 0.3)
+    always = "held" if held and not flow.startswith(FLOW_BRIEF) else ""
+    ends = tuple((more.choice((0.5, 2.0, 6.0)), name) for name in KEYS if more.random() < 0.2 or name == always)
+    return replace(
+        script,
+        jobs=(*script.jobs, *(f"{flow}/{n}{more.choice(kinds)}" for n in range(jobs, jobs + more.randint(0, 2)))),
+        mail=more.choice((0.0, 0.5, 3.0)),
+        mails=tuple(more.choice((0.0, 0.0, 0.3, 1.0, 2.0)) for _ in range(0 if is_nested else more.randint(0, 4))),
+        held=held,
+        ends=ends,
+        gives_up=more.random() < 0.6,
+    )
+
+
+def queue_of_job(job: str) -> str:
+    """The queue of a job that a workflow starts."""
+    return FLOW_NESTED if job.endswith(NESTS) else FLOW_JOBS
+
+
+def starters_of(task: str) -> Iterator[tuple[str, str]]:
+    """The queue and the name of each workflow above a job or a workflow: first of the one that has started it."""
+    while (flow := task.rpartition("/")[0]).count("/") >= 2:
+        yield (FLOW_NESTED if flow.endswith(NESTS) else flow.partition("/")[0]), flow
+        task = flow
 
 
 def result_of(task: str) -> str:

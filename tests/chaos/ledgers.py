@@ -8,7 +8,20 @@ from typing import Any
 from benchmarks.chaos.checker import Verdict, check
 from benchmarks.chaos.history import History
 from benchmarks.chaos.ledger import ENTRIES, Entry
-from benchmarks.chaos.workload import FLOW, FLOW_JOBS, SLEPT, SUSPENDED, TIMED_OUT, result_of, script_of
+from benchmarks.chaos.workload import (
+    FLOW,
+    FLOW_BRIEF,
+    FLOW_JOBS,
+    FLOW_NESTED,
+    NESTS,
+    OVER,
+    SLEPT,
+    SUSPENDED,
+    TIMED_OUT,
+    queue_of_job,
+    result_of,
+    script_of,
+)
 
 Entries = list[Entry]
 EPOCH = 1_900_000_000.0
@@ -93,17 +106,23 @@ class Story:
         if answer is not None:
             self.add("producer-1", t + 0.01, "signalled", call=self._calls, answer=answer)
 
-    def wait(self, t: float, fence: int, **ends: str) -> None:
+    def end_wait(self, t: float, task: str, name: str, answer: str) -> None:
+        """A wait of a workflow is ended."""
+        self._calls += 1
+        self.add("producer-1", t, "end_wait", call=self._calls, queue=FLOW, task=task, name=name)
+        self.add("producer-1", t + 0.01, "wait_ended", call=self._calls, answer=answer)
+
+    def wait(self, t: float, fence: int, *, queue: str = FLOW, **ends: str) -> None:
         """Waits of a workflow have returned. The name of an end has _ for a space."""
         for name, value in ends.items():
-            self.add("peer-1", t, "waited", queue=FLOW, fence=fence, name=name.replace("_", " "), value=value)
+            self.add("peer-1", t, "waited", queue=queue, fence=fence, name=name.replace("_", " "), value=value)
 
     def see(self, t: float, fence: int, job: str, end: str) -> None:
         """A workflow has seen how one of its jobs ended."""
         self.add("peer-1", t, "waited", queue=FLOW, fence=fence, name=f"job {job}", value=end)
 
     def put_back(self, t: float, batch: str, count: int) -> None:
-        """The failed jobs of a batch were put back."""
+        """The failed jobs of a batch were put back, or a workflow."""
         self._calls += 1
         self.add("producer-1", t, "retry", call=self._calls, batch=batch)
         self.add("producer-1", t + 0.01, "retried", call=self._calls, count=count)
@@ -195,6 +214,8 @@ def correct() -> Story:
     _tell_rows(story)
     _tell_flow(story)
     _tell_cancelled_flow(story)
+    _tell_failed_flow(story)
+    _tell_brief_flow(story)
     for name, period in (("steady", 2.0), ("brisk", 1.0), ("plain", 0.7)):
         story.fire(name, period)
     story.end()
@@ -250,8 +271,9 @@ def _tell_rows(story: Story) -> None:
         story.world(CALM + 1, "committed", queue="rows", task=name)
 
 
-FLOW_NAME, CANCELLED_FLOW = "flow/f10631", "flow/g62"
-"""Two workflows, whose names decide what they do."""
+FLOW_NAME, CANCELLED_FLOW = "flow/p/1204371", "flow/c/2865"
+FAILED_FLOW, BRIEF_FLOW = "flow/r/387623", "flow_brief/b/3285"
+"""Workflows, whose names decide what they do."""
 
 
 def _tell_flow(story: Story) -> None:
@@ -283,12 +305,67 @@ def _tell_flow(story: Story) -> None:
 
 def _tell_cancelled_flow(story: Story) -> None:
     """A workflow is cancelled while it is suspended, and its job with it."""
-    [job] = script_of(CANCELLED_FLOW).jobs
-    assert job.endswith("late")
-    story.send(46, FLOW, CANCELLED_FLOW, id=CANCELLED_FLOW, outcome="created", follows=True)
-    story.run(46.1, FLOW, CANCELLED_FLOW, SUSPENDED)
-    story.cancel(46.5, FLOW, CANCELLED_FLOW, waiting=1)
-    story.follow_up(46.6, CANCELLED_FLOW, "otherwise")
+    late, nests = script_of(CANCELLED_FLOW).jobs
+    assert (late, nests) == (f"{CANCELLED_FLOW}/0late", f"{CANCELLED_FLOW}/1nests")
+    assert f"{nests}/0" in script_of(nests).jobs
+    story.send(33, FLOW, CANCELLED_FLOW, id=CANCELLED_FLOW, outcome="created", follows=True)
+    story.run(33.1, FLOW, CANCELLED_FLOW, SUSPENDED)
+    story.run(33.2, FLOW_NESTED, nests, SUSPENDED)
+    story.cancel(33.5, FLOW, CANCELLED_FLOW, waiting=1)
+    story.follow_up(33.6, CANCELLED_FLOW, "otherwise")
+
+
+def _tell_failed_flow(story: Story) -> None:
+    """A workflow takes a step, reads its mailbox, waits until that is ended, and fails with its first job. It is put back: this
+    job runs again, and is the only thing that does.
+    """
+    task, (doomed, nests) = FAILED_FLOW, script_of(FAILED_FLOW).jobs
+    story.send(48, FLOW, task, id=task, outcome="created", follows=True)
+    first = story.run(48.1, FLOW, task, SUSPENDED, lasts=0.1)
+    story.step(48.15, first, "step 0", first, queue=FLOW)
+    story.run(48.3, FLOW_JOBS, doomed, "failure")
+    story.add("peer-1", 48.33, "buried", queue=FLOW_JOBS, task=doomed, reason="failed")
+    nested = story.run(48.3, FLOW_NESTED, nests)
+    _tell_jobs(story, 48.4, nests)
+    story.signal(48.4, task, f"{task} mail 0", "woke")
+    story.signal(48.5, task, f"{task} mail 1")
+    story.end_wait(51.9, task, "held", "closed")
+    story.end_wait(52.9, task, "held", "ended")
+    last: dict[str, Any] = {"mail_0": f"{task} mail 0", "mail_1": f"{task} mail 1", "mail_2": TIMED_OUT}
+    failed = story.run(53.0, FLOW, task, "failure", lasts=0.2)
+    story.step(53.05, failed, "step 0", first, called=False, queue=FLOW)
+    story.wait(53.06, failed, sleep=SLEPT, **last, held=TIMED_OUT)
+    story.see(53.07, failed, doomed, "failed")
+    story.see(53.08, failed, nests, f"finished {nested}")
+    story.add("peer-1", 53.25, "buried", queue=FLOW, task=task, reason="failed")
+    story.follow_up(53.3, task, "otherwise")
+    story.put_back(54, task, 1)
+    again = story.run(54.2, FLOW_JOBS, doomed)
+    last_run = story.run(54.5, FLOW, task, lasts=0.2)
+    story.step(54.55, last_run, "step 0", first, called=False, queue=FLOW)
+    story.wait(54.56, last_run, sleep=SLEPT, **last, held=TIMED_OUT)
+    story.see(54.57, last_run, doomed, f"finished {again}")
+    story.see(54.58, last_run, nests, f"finished {nested}")
+    story.follow_up(54.8, task, "then", 2)
+
+
+def _tell_jobs(story: Story, t: float, flow: str) -> None:
+    """The jobs of a workflow run, and the jobs of these."""
+    for job in script_of(flow).jobs:
+        story.run(t, queue_of_job(job), job)
+        if job.endswith(NESTS):
+            _tell_jobs(story, t, job)
+
+
+def _tell_brief_flow(story: Story) -> None:
+    """The lifetime of a workflow ends its wait."""
+    story.send(40, FLOW_BRIEF, BRIEF_FLOW, id=BRIEF_FLOW, outcome="created", follows=True)
+    story.run(40.1, FLOW_BRIEF, BRIEF_FLOW, SUSPENDED)
+    fence = story.run(48.2, FLOW_BRIEF, BRIEF_FLOW, "failure", lasts=0.1)
+    story.wait(48.25, fence, queue=FLOW_BRIEF, sleep=SLEPT, held=OVER)
+    story.add("peer-1", 48.35, "buried", queue=FLOW_BRIEF, task=BRIEF_FLOW, reason="failed")
+    story.world(CALM + 1, "dead", queue=FLOW_BRIEF, task=BRIEF_FLOW, id=BRIEF_FLOW, reason="failed")
+    story.follow_up(48.4, BRIEF_FLOW, "otherwise")
 
 
 Change = Callable[[Story], object]
@@ -315,6 +392,40 @@ def alter(story: Story, what: str, change: dict[str, Any], **facts: Any) -> None
     found.facts.update(change)
 
 
-def flow_claims(story: Story) -> list[int]:
-    """The claims of the workflow `FLOW_NAME`, in their order."""
-    return sorted({e.facts["fence"] for e in story.entries if e.what == "began" and e.facts["task"] == FLOW_NAME})
+def flow_claims(story: Story, task: str = FLOW_NAME) -> list[int]:
+    """The claims of a workflow, in their order."""
+    return sorted({e.facts["fence"] for e in story.entries if e.what == "began" and e.facts["task"] == task})
+
+
+def put_back_call(name: str) -> int:
+    """The number of the request that put a workflow back, or the failed jobs of a batch."""
+    [put_back] = [e for e in correct().entries if e.what == "retry" and e.facts["batch"] == name]
+    return int(put_back.facts["call"])
+
+
+def retry_compensated(story: Story) -> None:
+    """The step had failed for good, and another step has undone it."""
+    *_, failed, last = flow_claims(story, FAILED_FLOW)
+    for name, value in (("step 1", -1), ("undo 1", 7)):
+        story.step(53.055, failed, name, value, queue="flow")
+    story.step(54.555, last, "step 1", 8, queue="flow")
+
+
+def swap_mail(story: Story) -> None:
+    """The mailbox of `FAILED_FLOW` gives its two values in the wrong order."""
+    for fence in flow_claims(story, FAILED_FLOW)[1:]:
+        for n in (0, 1):
+            alter(story, "waited", {"value": f"{FAILED_FLOW} mail {1 - n}"}, name=f"mail {n}", fence=fence)
+
+
+def move(story: Story, what: str, seconds: float) -> None:
+    """The requests that end the wait of the workflow, and their answers, are earlier, and the first one hit."""
+    for at, entry in enumerate(story.entries):
+        if entry.what == what:
+            story.entries[at] = entry._replace(t=entry.t - seconds)
+
+
+def begin_with_another(story: Story) -> None:
+    """The last run of `FLOW_NAME` is told another version than the first one."""
+    for t, fence, version in zip((44.21, 45.411), (flow_claims(story)[0], flow_claims(story)[-1]), (1, 2), strict=True):
+        story.add("peer-1", t, "stepped", queue=FLOW, fence=fence, name="began with", value=version)

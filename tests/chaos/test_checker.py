@@ -13,14 +13,20 @@ from tests.chaos.ledgers import (
     CALM,
     CANCELLED_FLOW,
     EPOCH,
+    FAILED_FLOW,
     FLOW_NAME,
     Change,
     Story,
     alter,
+    begin_with_another,
     correct,
     drop,
     flow_claims,
+    move,
+    put_back_call,
+    retry_compensated,
     rules_broken,
+    swap_mail,
     verdict_of,
 )
 
@@ -170,6 +176,12 @@ def _last_flow(story: Story) -> int:
     return flow_claims(story)[-1]
 
 
+def _drop_claim(story: Story, task: str) -> None:
+    """The last run of a workflow is lost."""
+    last = flow_claims(story, task)[-1]
+    story.entries = [e for e in story.entries if e.facts.get("fence") != last]
+
+
 FLOW_BUGS: dict[str, tuple[Change, str]] = {
     "a workflow takes a step again": (
         lambda s: s.step(45.5, _last_flow(s), "step 0", _last_flow(s), queue="flow"),
@@ -241,6 +253,72 @@ FLOW_BUGS: dict[str, tuple[Change, str]] = {
     "a job outlives its cancelled workflow": (
         lambda s: s.run(59, "flow_jobs", f"{CANCELLED_FLOW}/0late"),
         "a job began long after its workflow was cancelled",
+    ),
+    "a job of a job outlives the cancelled workflow": (
+        lambda s: s.run(59.9, "flow_jobs", f"{CANCELLED_FLOW}/1nests/0"),
+        "a job began long after its workflow was cancelled",
+    ),
+    "a workflow is said to have begun with the version that replaced its own": (
+        begin_with_another,
+        "a step had another result",
+    ),
+    "a workflow that was put back is forgotten": (
+        lambda s: _drop_claim(s, FAILED_FLOW),
+        "a job that was put back did not run",
+    ),
+    "a workflow that was put back does not end": (
+        lambda s: alter(s, "ended", {"how": "error"}, fence=flow_claims(s, FAILED_FLOW)[-1]),
+        "a workflow that was put back did not end",
+    ),
+    "a workflow that was put back takes its step again": (
+        lambda s: s.step(54.65, flow_claims(s, FAILED_FLOW)[-1], "step 0", 1, queue="flow"),
+        "a step ran again",
+    ),
+    "a failed step that a step followed is tried again after the put-back": (
+        retry_compensated,
+        "a step had another result",
+    ),
+    "a job runs again though its workflow was not put back": (
+        lambda s: drop(s, "retry", batch=FAILED_FLOW) or drop(s, "retried", call=put_back_call(FAILED_FLOW)),
+        "a task ran again after its end",
+    ),
+    "a job of a job comes from nowhere": (
+        lambda s: s.run(55, "flow_jobs", f"{FAILED_FLOW}/1nests/7"),
+        "a job ran that no workflow started",
+    ),
+    "a workflow that a workflow started runs under two ids": (
+        lambda s: s.run(48.35, "flow_nested", f"{FAILED_FLOW}/1nests", "error", id="another"),
+        "a job of a workflow ran under two ids",
+    ),
+    "a mailbox gives the second value first": (
+        swap_mail,
+        "a wait returned a value out of turn",
+    ),
+    "a mailbox gives a value twice": (
+        lambda s: alter(
+            s, "waited", {"value": f"{FAILED_FLOW} mail 0"}, name="mail 2", fence=flow_claims(s, FAILED_FLOW)[-1]
+        ),
+        "a value ended two waits",
+    ),
+    "a mailbox is closed on a value": (
+        lambda s: s.signal(48.6, FAILED_FLOW, f"{FAILED_FLOW} mail 2"),
+        "a wait missed its value",
+    ),
+    "a wait is over that was not ended": (
+        lambda s: alter(s, "wait_ended", {"answer": "closed"}, answer="ended"),
+        "a wait was over before its time",
+    ),
+    "a wait goes on that was ended": (
+        lambda s: [move(s, what, 20) for what in ("end_wait", "wait_ended")],
+        "a wait went on that was ended",
+    ),
+    "a lifetime is over too early": (
+        lambda s: alter(s, "waited", {"value": "over"}, name="event 0", fence=_last_flow(s)),
+        "a lifetime was over before its time",
+    ),
+    "a wait is not ended by the lifetime": (
+        lambda s: alter(s, "waited", {"value": "timeout"}, value="over"),
+        "a wait outlived its workflow",
     ),
     "a workflow has the wrong follow-up, too": (
         lambda s: s.follow_up(45.8, FLOW_NAME, "otherwise"),
@@ -373,7 +451,7 @@ BUGS: dict[str, tuple[Change, str]] = {
         "the counts of a batch do not add up",
     ),
     "a job is not put back": (
-        lambda s: alter(s, "retried", {"count": 2}),
+        lambda s: alter(s, "retried", {"count": 2}, call=put_back_call("inner")),
         "a job that was put back did not run",
     ),
     "a call is not told that there is room": (_make_room, "a producer waited although there was room"),
@@ -641,6 +719,27 @@ def test_a_clock_that_jumped_excuses_a_job_that_began_early() -> None:
     assert rules_broken(story) == {"a job began before it was due"}
     story.world(40.5, "clock", offset=20)
     assert rules_broken(story) == set()
+
+
+@pytest.mark.parametrize(("at", "broken"), [(40.05, False), (39.0, True)])
+def test_a_clock_that_jumped_after_the_dispatch_excuses_a_lifetime_that_is_over(at: float, broken: bool) -> None:
+    story = correct()
+    for n, entry in enumerate(story.entries):
+        if entry.facts.get("value") == "over":
+            story.entries[n] = entry._replace(t=41.0)
+    story.world(at, "clock", offset=20)
+    assert ("a lifetime was over before its time" in rules_broken(story)) is broken
+
+
+@pytest.mark.parametrize(("at", "offset", "broken"), [(45.0, 60, False), (45.0, 20, True), (49.0, -3, False)])
+def test_only_a_clock_that_ends_the_wait_as_well_excuses_one_that_outlives_its_workflow(
+    at: float, offset: int, broken: bool
+) -> None:
+    """The lifetime is over at 48 s, and the time of the wait at 85 s."""
+    story = correct()
+    alter(story, "waited", {"value": "timeout"}, value="over")
+    story.world(at, "clock", offset=offset)
+    assert ("a wait outlived its workflow" in rules_broken(story)) is broken
 
 
 def test_a_cut_connection_does_not_excuse_a_dead_worker() -> None:

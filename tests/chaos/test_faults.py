@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos.faults import move_clock, pause_clients
+from benchmarks.chaos.faults import move_clock, pause_clients, roll_out
 from benchmarks.chaos.scene import NotNow
 
 
@@ -48,3 +48,30 @@ def test_the_clock_is_not_moved_while_a_frozen_server_has_a_pause_to_end() -> No
     agenda.do_next()
     move_clock(scene)
     assert not agenda.planned
+
+
+def test_a_rolling_deploy_replaces_each_peer_that_a_fault_has_not_replaced() -> None:
+    peers = [SimpleNamespace(name=name, state="up", runs=True) for name in ("one", "two", "three")]
+    started: list[int] = []
+    ended: list[str] = []
+    agenda = Agenda()
+    scene: Any = SimpleNamespace(
+        rng=random.Random(1),
+        agenda=agenda,
+        deploy=1,
+        rolling=False,
+        children=SimpleNamespace(of=lambda _: peers, terminate=lambda process: ended.append(process.name)),
+        start=lambda _: started.append(scene.deploy),
+        note=lambda *_: None,
+    )
+    roll_out(scene)
+    assert (scene.deploy, started) == (2, []), "one after the other"
+    with pytest.raises(NotNow):
+        roll_out(scene)
+    agenda.do_next()
+    peers[1].state = "killed"
+    for _ in range(3):
+        agenda.do_next()
+    assert (started, ended) == ([2, 2], ["one", "three"])
+    roll_out(scene)
+    assert scene.deploy == 1

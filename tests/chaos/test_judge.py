@@ -8,7 +8,22 @@ import msgspec
 import pytest
 
 from benchmarks.chaos.judge import Judge, lines_of, main
-from tests.chaos.ledgers import CALM, FLOW_NAME, Change, Story, alter, correct, drop, flow_claims
+from tests.chaos.ledgers import (
+    CALM,
+    FAILED_FLOW,
+    FLOW_NAME,
+    Change,
+    Story,
+    alter,
+    begin_with_another,
+    correct,
+    drop,
+    flow_claims,
+    move,
+    put_back_call,
+    retry_compensated,
+    swap_mail,
+)
 
 
 def judged(story: Story, folder: Path) -> set[str]:
@@ -99,11 +114,73 @@ BUGS: dict[str, tuple[Change, str]] = {
         lambda s: alter(s, "waited", {"value": "failed"}, name=f"job {FLOW_NAME}/0"),
         "a workflow took out a false end",
     ),
+    "a workflow is said to have begun with the version that replaced its own": (
+        begin_with_another,
+        "a step has two results",
+    ),
+    "a wait goes on that was ended": (
+        lambda s: [move(s, what, 30) for what in ("end_wait", "wait_ended")],
+        "a wait went on that was ended",
+    ),
+    "a workflow that was put back takes its step again": (
+        lambda s: s.step(54.65, flow_claims(s, FAILED_FLOW)[-1], "step 0", 1, queue="flow"),
+        "a step ran after its result was stored",
+    ),
+    "a failed step that a step followed is tried again after the put-back": (
+        retry_compensated,
+        "a step has two results",
+    ),
+    "a job runs again though its workflow was not put back": (
+        lambda s: (
+            drop(s, "retry", batch=FAILED_FLOW)
+            or drop(s, "retried", call=put_back_call(FAILED_FLOW))
+            or s.add("peer-1", 48.34, "settled", queue="flow_jobs", fence=_doomed(s), answer="ok")
+        ),
+        "was settled and came out again",
+    ),
+    "a workflow that a workflow started runs under two ids": (
+        lambda s: s.run(48.35, "flow_nested", f"{FAILED_FLOW}/1nests", "error", id="another"),
+        "a job of a workflow has two ids",
+    ),
+    "a workflow sees a false end of one that it has started": (
+        lambda s: alter(
+            s,
+            "waited",
+            {"value": "finished 1"},
+            name=f"job {FAILED_FLOW}/1nests",
+            fence=flow_claims(s, FAILED_FLOW)[-1],
+        ),
+        "a workflow took out a false end",
+    ),
+    "a mailbox gives the second value first": (swap_mail, "a mailbox is out of order"),
+    "a mailbox gives a value twice": (
+        lambda s: alter(
+            s, "waited", {"value": f"{FAILED_FLOW} mail 0"}, name="mail 2", fence=flow_claims(s, FAILED_FLOW)[-1]
+        ),
+        "a wait took out what was not there",
+    ),
+    "a wait is over that was not ended": (
+        lambda s: [drop(s, "end_wait", call=e.facts["call"]) for e in list(s.entries) if e.what == "end_wait"],
+        "a wait is over that no one ended",
+    ),
+    "a lifetime is over too early": (
+        lambda s: alter(s, "waited", {"value": "over"}, name="event 0", fence=flow_claims(s)[-1]),
+        "a lifetime is not that of its workflow",
+    ),
+    "a wait is not ended by the lifetime": (
+        lambda s: alter(s, "waited", {"value": "timeout"}, value="over"),
+        "a wait is over that no one ended",
+    ),
     "a workflow begins again without a suspension": (
         lambda s: s.run(45.45, "flow", FLOW_NAME, fence=flow_claims(s)[-1]),
         "one token was given out twice",
     ),
 }
+
+
+def _doomed(story: Story) -> int:
+    """The first claim of the job that fails."""
+    return flow_claims(story, f"{FAILED_FLOW}/0doomed")[0]
 
 
 def _call_of(task: str) -> int:

@@ -1,4 +1,4 @@
-"""kill -9 of a peer before and after each step of join, claim, run, settle, leave and sweep.
+"""kill -9 of a peer before and after each step of join, claim, run, settle, leave and sweep, and each request of a workflow.
 
 A proxy holds the request of a script (before: the server never sees it until the process is dead) or its reply (after: executed,
 and nobody knows). Then the process is killed, and another peer must find every task, run it, and leave no key behind.
@@ -7,6 +7,7 @@ and nobody knows). Then the process is killed, and another peer must find every 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 import trio
 
 import worqr
-from tests.faults.rescuer import rescuer
+from tests.faults.child_workflow import RESULT, declare
+from tests.faults.rescuer import rescuer, wait_for_nobody
 from tests.support.children import Child
 from tests.support.leaks import assert_no_leaks, delete_all
 from tests.support.patience import PATIENCE
@@ -25,6 +27,19 @@ from worqr import ops
 from worqr.keys import QueueKeys, RegistryKeys
 
 CHILD = Path(__file__).parent / "child_peer.py"
+WORKFLOW = Path(__file__).parent / "child_workflow.py"
+REQUESTS = 36
+"""At which of its requests the worker of a workflow is killed; it sends fewer than this."""
+AT_ONCE = 4
+OF_A_WORKFLOW = {
+    "start_tasks",
+    "save_state",
+    "note_children",
+    "dispatch_jobs",
+    "suspend_task",
+    "finish_tasks",
+    "store_end",
+}
 
 
 @dataclass(frozen=True)
@@ -165,3 +180,109 @@ async def _die_holding(mesh: worqr.Mesh, prefix: str) -> None:
     await mesh._client.ask(ops.start_work(queue, worker, max_stalls=3, keep_failed=10, last=0))
     started = await mesh._client.ask(ops.start_tasks(queue, worker, 1, 1))
     assert len(started.entries) == 1
+
+
+# Each request of a workflow
+
+
+async def _send_number(job: worqr.Job[str]) -> None:
+    """Send the number that the workflow waits for, when it waits."""
+    while (await job.status()).waits_for != "number":
+        await trio.sleep(0.02)
+    await job.send("number", 3)
+
+
+def done(effects: Path) -> list[str]:
+    """What the workflow has done, in order."""
+    return effects.read_text().splitlines()
+
+
+async def test_the_worker_of_a_workflow_sends_each_of_its_requests_before_the_last_crash_point(
+    server: Server, prefix: str, proxy: FaultProxy, spawn: Callable[..., Child], tmp_path: Path
+) -> None:
+    """So the test below leaves none of them out."""
+    mesh, effects = worqr.Mesh(server.url, prefix=prefix), tmp_path / "effects"
+    fulfil = declare(mesh, str(effects))
+    child = spawn(WORKFLOW, proxy.url, prefix, str(effects))
+    await child.line_with("joined")
+    async with mesh.connect():
+        proxy.forget_requests()
+        job = await fulfil.dispatch(7)
+        with trio.fail_after(PATIENCE):
+            await _send_number(job)
+        assert await job.result(PATIENCE) == RESULT
+        await until_idle(mesh)
+        assert done(effects) == RESULT.split(", ")
+        sent = proxy.seen(on=":data")
+        assert {name for name in OF_A_WORKFLOW if proxy.count(sent_as(name).strip(), on=":data")} == OF_A_WORKFLOW
+        assert len(sent) < REQUESTS
+    child.send("leave")
+    await child.ended()
+
+
+async def until_idle(mesh: worqr.Mesh) -> None:
+    """Wait until both jobs of the workflow have finished, by the counts of their queues."""
+    with trio.fail_after(PATIENCE):
+        for queue in ("fulfil", "pack"):
+            while (await mesh.queue(queue).info()).counts.get("finished", 0) < 1:
+                await trio.sleep(0.05)
+
+
+@pytest.mark.sweep(keep=2)
+@pytest.mark.parametrize("first", range(1, REQUESTS, AT_ONCE), ids=lambda first: f"request {first}")
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_workflow_whose_worker_is_killed_at_this_request_goes_on(
+    when: str,
+    first: int,
+    server: Server,
+    proxy_to: Callable[[Server], FaultProxy],
+    spawn: Callable[..., Child],
+    tmp_path: Path,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        for nth in range(first, first + AT_ONCE):
+            nursery.start_soon(_kill_at, nth, when, server, proxy_to(server), spawn, tmp_path / f"effects {nth}")
+
+
+async def _kill_at(
+    nth: int, when: str, server: Server, proxy: FaultProxy, spawn: Callable[..., Child], effects: Path
+) -> None:
+    client, prefix = server.client(), f"c{os.urandom(4).hex()}"
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    fulfil = declare(mesh, str(effects))
+    try:
+        child = spawn(WORKFLOW, proxy.url, prefix, str(effects))
+        await child.line_with("joined")
+        async with mesh.connect(), trio.open_nursery() as nursery:
+            fault = (proxy.hold if when == "before" else proxy.hold_reply)(nth=nth, on=":data")
+            job = await fulfil.dispatch(7)
+            nursery.start_soon(_send_number, job)
+            await fault.wait_fired()  # at the latest by what an idle worker sends
+            if when == "after":
+                await fault.wait_executed()
+            child.kill()
+            fault.release()  # a request that was held is executed late, when its sender is dead
+            await _take_over(server, prefix, str(effects), job)
+        async with mesh.connect():
+            count = Counter(done(effects))
+            assert set(count) == set(RESULT.split(", "))
+            assert count.total() <= len(count) + 1, f"{count}: only what was cut runs again"
+            for queue in ("fulfil", "pack"):
+                counts = (await mesh.queue(queue).info()).counts
+                assert (counts["enqueued"], counts["finished"]) == (1, 1), f"{queue}: {counts}"
+        assert_no_leaks(client, prefix)
+    except BaseException as error:
+        error.add_note(f"crash point: {when} request {nth}, prefix {prefix}")
+        raise
+    finally:
+        delete_all(client, prefix)
+
+
+async def _take_over(server: Server, prefix: str, effects: str, job: worqr.Job[str]) -> None:
+    """Another worker ends the workflow, and forgets the dead one."""
+    other = worqr.Mesh(server.url, prefix=prefix, keepalive=1)
+    declare(other, effects)
+    async with other.join(grace=0) as peer:
+        assert await job.result(PATIENCE) == RESULT
+        await wait_for_nobody(server.url, prefix, but=peer.id)
+        await until_idle(other)

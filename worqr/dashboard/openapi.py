@@ -17,7 +17,7 @@ from worqr.batches import BatchInfo
 from worqr.cron import Schedule
 from worqr.dashboard import api
 from worqr.dashboard.bulk import Order, Progress
-from worqr.dashboard.finished import OUTCOMES
+from worqr.dashboard.ended import OUTCOMES
 from worqr.dashboard.pages import ORDERS, SORTS, Subscriber
 from worqr.dashboard.request import Visit
 from worqr.functions.schema import REFERENCE, Schema
