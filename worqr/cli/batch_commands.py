@@ -70,9 +70,7 @@ def batch(
     *,
     cancel: Annotated[bool, flag("Cancel the batch and its jobs, waiting and running.")] = False,
     reason: Annotated[str, Parameter(show_default=False, help="Why you cancel it, for handlers and for people.")] = "",
-    retry_failed: Annotated[
-        bool, flag("Put its failed jobs back. The batch ends once more.")
-    ] = False,
+    retry_failed: Annotated[bool, flag("Put its failed jobs back. The batch ends once more.")] = False,
     wait: Annotated[bool, flag("Wait until the batch has ended.")] = False,
     within: Annotated[str | None, duration_option("Wait this long at most. Implies --wait.")] = None,
     json: Annotated[bool, flag("Print one JSON object.")] = False,

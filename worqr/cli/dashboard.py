@@ -62,9 +62,7 @@ Payloads = Annotated[
     Parameter(help="How payloads are shown; redacted: with secrets hidden."),
 ]
 Redact = Annotated[str, Parameter(metavar="REGEX", help="Keys whose values are secret, in place of the default.")]
-TraceUrl = Annotated[
-    str, Parameter(metavar="URL", help="Address of a trace in your system, with {trace_id}.")
-]
+TraceUrl = Annotated[str, Parameter(metavar="URL", help="Address of a trace in your system, with {trace_id}.")]
 Hash = Annotated[
     str, Parameter(metavar="NAME", help="Ask for a password, print a line for the password file, and exit.")
 ]
@@ -75,9 +73,7 @@ TokenFile = Annotated[
 ]
 NewToken = Annotated[
     str,
-    Parameter(
-        metavar="NAME", help="Add a token with these --rights to the token file, print it, and exit."
-    ),
+    Parameter(metavar="NAME", help="Add a token with these --rights to the token file, print it, and exit."),
 ]
 
 

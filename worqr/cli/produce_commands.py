@@ -49,18 +49,14 @@ KEEP_RESULT: Final = 300.0
 
 Json = Annotated[bool, flag("Print one JSON object.")]
 Wait = Annotated[bool, flag("Wait for the end of the job, and print its result.")]
-WaitForRoom = Annotated[
-    str | None, duration_option("Wait this long for room. Needs --max-length.")
-]
+WaitForRoom = Annotated[str | None, duration_option("Wait this long for room. Needs --max-length.")]
 Within = Annotated[str | None, duration_option("Wait this long at most. Implies --wait.")]
 
 
 def enqueue(
     queue: QueueName,
     /,
-    *payloads: Annotated[
-        str, Parameter(help="Payloads, one task each. -: one payload from the standard input.")
-    ],
+    *payloads: Annotated[str, Parameter(help="Payloads, one task each. -: one payload from the standard input.")],
     lines: Annotated[bool, flag("Enqueue each line of the standard input as soon as it is read.")] = False,
     unique: Annotated[bool, flag("Refuse payloads that are already waiting or running.")] = False,
     front: Annotated[bool, flag("Enqueue at the front of the queue.")] = False,

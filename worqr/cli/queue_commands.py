@@ -90,7 +90,9 @@ class Target:
     ] = ()
     claim: Annotated[
         tuple[str, ...],
-        Parameter(show_default=False, help="Cancel the run of this claim, as `worqr running --json` shows it. Repeatable."),
+        Parameter(
+            show_default=False, help="Cancel the run of this claim, as `worqr running --json` shows it. Repeatable."
+        ),
     ] = ()
     all: Annotated[bool, flag("Cancel every task and job of the queue.")] = False
 

@@ -383,7 +383,7 @@ class WorkerOptions:
         ),
     ] = ()
     runs_per_process: Annotated[
-        int | None, Parameter(metavar="N", help='Replace such a process after so many runs.')
+        int | None, Parameter(metavar="N", help="Replace such a process after so many runs.")
     ] = None
     memory_per_process: Annotated[
         str | None,

@@ -29,9 +29,7 @@ def script(
     *,
     sha: Annotated[bool, flag("Print the SHA-1 for EVALSHA.")] = False,
     header: Annotated[bool, flag("Print guarantee, KEYS, ARGV and replies.")] = False,
-    readable: Annotated[
-        bool, flag("Print the source with its own names, line for line what is sent.")
-    ] = False,
+    readable: Annotated[bool, flag("Print the source with its own names, line for line what is sent.")] = False,
     cluster: Annotated[bool, flag("Print the variant for Redis Cluster.")] = False,
     every: Annotated[
         bool, Parameter(name="--list", show_default=False, help="List all scripts. This is the default.")

@@ -470,9 +470,7 @@ def server(
     dir: Annotated[
         Path | None, Parameter(help="Keep the data in this folder. Default: delete them at the end.")
     ] = None,
-    data: Annotated[
-        Path | None, Parameter(help="Keep the data in this folder, for production.")
-    ] = None,
+    data: Annotated[Path | None, Parameter(help="Keep the data in this folder, for production.")] = None,
     production: ProductionOptions = NO_PRODUCTION,
 ) -> None:
     """Run a Valkey or Redis server, until Ctrl-C: for development, or with --data for a site on one machine.
