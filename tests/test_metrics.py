@@ -25,7 +25,7 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from tests.test_probes import Patient
 from worqr import probes
-from worqr.client.outboxes import OutboxInfo
+from worqr.client.inspection import OutboxInfo
 from worqr.cron import Schedule, ScheduleOutcome
 from worqr.history_records import RUN_BOUNDS, RUN_FIELDS, WAIT_BOUNDS, WAIT_FIELDS
 from worqr.hosting.peer_thread import no_health

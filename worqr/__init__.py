@@ -59,24 +59,24 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.errors import WorqrBug as WorqrBug
     from worqr.errors import WorqrError as WorqrError
     from worqr.errors import WrongVersion as WrongVersion
-    from worqr.functions.child_job import ChildJob as ChildJob
-    from worqr.functions.child_job import first as first
-    from worqr.functions.child_job import first_now as first_now
-    from worqr.functions.child_job import gather as gather
-    from worqr.functions.child_job import gather_now as gather_now
     from worqr.functions.depends import Depends as Depends
     from worqr.functions.depends import State as State
     from worqr.functions.function import AsyncFunction as AsyncFunction
     from worqr.functions.function import AsyncListFunction as AsyncListFunction
     from worqr.functions.function import Bound as Bound
+    from worqr.functions.function import ChildJob as ChildJob
     from worqr.functions.function import Function as Function
     from worqr.functions.function import PlainBound as PlainBound
     from worqr.functions.function import SyncFunction as SyncFunction
     from worqr.functions.function import SyncListFunction as SyncListFunction
+    from worqr.functions.function import first as first
+    from worqr.functions.function import first_now as first_now
+    from worqr.functions.function import gather as gather
+    from worqr.functions.function import gather_now as gather_now
     from worqr.functions.registry import Registry as Registry
     from worqr.functions.registry import ScheduleOptions as ScheduleOptions
+    from worqr.functions.registry import Step as Step
     from worqr.functions.registry import TaskDecorator as TaskDecorator
-    from worqr.functions.steps import Step as Step
     from worqr.handler_options import HandlerOptions as HandlerOptions
     from worqr.handler_options import ListHandlerOptions as ListHandlerOptions
     from worqr.handler_options import WorkflowOptions as WorkflowOptions
@@ -156,13 +156,12 @@ _HOMES = {
         "PayloadTooLarge QueueFull RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError "
         "WrongVersion"
     ),
-    "worqr.functions.child_job": "ChildJob first first_now gather gather_now",
     "worqr.functions.depends": "Depends State",
     "worqr.functions.function": (
-        "AsyncFunction AsyncListFunction Bound Function PlainBound SyncFunction SyncListFunction"
+        "AsyncFunction AsyncListFunction Bound ChildJob Function PlainBound SyncFunction SyncListFunction first first_now "
+        "gather gather_now"
     ),
-    "worqr.functions.registry": "Registry ScheduleOptions TaskDecorator",
-    "worqr.functions.steps": "Step",
+    "worqr.functions.registry": "Registry ScheduleOptions Step TaskDecorator",
     "worqr.handler_options": "HandlerOptions ListHandlerOptions WorkflowOptions",
     "worqr.history_records": "History HistoryPoint RunTimes",
     "worqr.hosting.peer_thread": "ThreadPeer",

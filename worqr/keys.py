@@ -611,6 +611,11 @@ class RegistryKeys:
         return f"{self.base}:log"
 
     @property
+    def moved(self) -> str:
+        """HASH: the URL of each server that the mesh has moved to, by its ``host:port``. Written by `worqr move` alone."""
+        return f"{self.base}:moved"
+
+    @property
     def snapshots_channel(self) -> str:
         """Channel: a new snapshot was stored."""
         return f"{self.base}:snapshots"

@@ -390,7 +390,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "link.back": _event(INFO, "the server can be reached again", "server duration"),
     "link.moved": _event(
         INFO,
-        "the Sentinels name another primary; or a cluster node has no slots any more",
+        "the Sentinels name another primary; a mesh was moved; or a cluster node has no slots any more",
         "server before service",
     ),
     "link.blind": _event(WARNING, "no Sentinel answers; worqr keeps the primary that it knows", "service server error"),

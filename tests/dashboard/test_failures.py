@@ -13,7 +13,7 @@ from tests.dashboard.test_live import opened
 from tests.dashboard.test_pages import LEFT, fail, text_of
 from tests.peer.tools import eventually
 from worqr import ops
-from worqr.dashboard import dead_letters, live
+from worqr.dashboard import ended, live
 from worqr.dashboard.pages import ErrorTable, error_table
 
 
@@ -41,8 +41,8 @@ async def test_many_errors_are_counted_look_by_look_for_all_viewers(
         return count_errors(keys, which, rank, 2)
 
     monkeypatch.setattr(ops, "count_errors", by_two)
-    monkeypatch.setattr(dead_letters, "MAX_ITEMS", 2)
-    monkeypatch.setattr(dead_letters, "AT_ONCE", 2)
+    monkeypatch.setattr(ended, "MAX_ITEMS", 2)
+    monkeypatch.setattr(ended, "AT_ONCE", 2)
     monkeypatch.setattr(live, "QUICK", 0.01)
     page = await words(site, "/queue", name="orders", tab="failed", count="errors")
     assert "4 of 7 records are counted so far" in page
@@ -57,7 +57,7 @@ async def test_many_errors_are_counted_look_by_look_for_all_viewers(
     assert "worqr.Failure 7" in page
     assert "so far" not in page
     assert len(calls) == 4, "it is kept for a while"
-    monkeypatch.setattr(dead_letters, "COUNT_LASTS", -1.0)
+    monkeypatch.setattr(ended, "COUNT_LASTS", -1.0)
 
     async def counted_anew() -> bool:
         return "4 of 7 records" in await words(site, "/failed", count="errors")

@@ -12,9 +12,8 @@ import pytest
 import worqr
 from tests.dashboard.conftest import HOST, Site
 from worqr.dashboard import Dashboard, Viewer, admin, operator, reader
-from worqr.dashboard.access import RIGHTS
+from worqr.dashboard.access import MAX_BODY, RIGHTS
 from worqr.dashboard.app import ROUTES
-from worqr.dashboard.guard import MAX_BODY
 from worqr.errors import UsageError
 
 FOLDER = Path(worqr.__file__).parent / "dashboard"

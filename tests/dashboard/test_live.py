@@ -24,8 +24,8 @@ from tests.support.servers import Server
 from worqr.dashboard import graphs, live, pages, reader
 from worqr.dashboard.graphs import Graphs
 from worqr.dashboard.live import News, _Sent
-from worqr.dashboard.live_texts import signature
 from worqr.dashboard.reads import Looks
+from worqr.dashboard.state import signature
 from worqr.errors import Unavailable
 
 LEFT = pytest.mark.leaves("*")

@@ -23,10 +23,9 @@ from worqr.client.queue import Queue
 from worqr.dashboard import Viewer, admin, operator, reader
 from worqr.dashboard.app import ROUTES
 from worqr.dashboard.graphs import PLANS
-from worqr.dashboard.live_texts import state_numbers
 from worqr.dashboard.pages import advice, request_text
 from worqr.dashboard.request import notice
-from worqr.dashboard.state import MeshState, Rates, needs_of, rates_between
+from worqr.dashboard.state import MeshState, Rates, needs_of, rates_between, state_numbers
 from worqr.mesh_records import AppInfo, MeshInfo, QueueInfo
 from worqr.views import values
 from worqr.views.tables import age_text

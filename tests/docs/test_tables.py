@@ -29,7 +29,8 @@ from worqr.link import settings as link_settings
 from worqr.link.failures import _ACTIONS  # pyright: ignore[reportPrivateUsage]
 from worqr.link.settings import LinkSettings
 from worqr.lua import all_scripts
-from worqr.peer import asyncio_lifespan, consumer, consumer_runner, durable, run_reports, session
+from worqr.peer import consumer, consumer_runner, durable, run_reports, session
+from worqr.peer.executors import asyncio_loop
 from worqr.peer.leader import leader, scanner, schedule_ticker
 from worqr.peer.options import GRACE
 from worqr.peer.run import IN_MEMORY
@@ -115,7 +116,7 @@ def test_the_times_of_a_shutdown_are_those_of_the_code() -> None:
     found = [float(re.findall(r"(\d+) s", row[1])[0]) for row in rows("timing.md", "Shutdown")]
     assert found == [
         *(GRACE, service.WARN_AFTER, service.EXIT_AFTER, consumer_runner.DETACH_AFTER),
-        *(asyncio_lifespan.LEAVE_WITHIN, consumer_runner.LEAVE_PATIENCE),
+        *(asyncio_loop.LEAVE_WITHIN, consumer_runner.LEAVE_PATIENCE),
     ]
     assert schedule_ticker.UNSEEN_MS == 86_400_000, "a schedule that nobody declares is kept for a day"
 

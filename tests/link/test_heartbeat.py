@@ -19,7 +19,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.command import Command
 from worqr.link import Heartbeat, Link, answer_timeout, boottime, heartbeat
-from worqr.link.connector import resolver_for
+from worqr.link.connector import StaticEndpoint
 from worqr.link.heartbeat import LoopMonitor, LoopState, Sent
 from worqr.link.log_thread import LogThread
 from worqr.link.settings import LinkSettings
@@ -166,7 +166,7 @@ def test_a_process_that_is_frozen_while_an_answer_is_awaited_does_not_blame_the_
         block_limit=15,
         describe=lambda: "culprit()",
         log_thread=LogThread(),
-        resolver=resolver_for(settings),
+        resolver=StaticEndpoint(settings.address.redacted, settings.address.seeds[0]),
     )
     beating._begun.set()
     beating._loop.look(time.monotonic() - 20)  # a tick that was not answered since

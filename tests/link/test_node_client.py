@@ -25,7 +25,7 @@ from tests.link.scripts import script
 from worqr.command import Command, Merge
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.link import LinkSettings, Request, connector, driver, node, session
-from worqr.link.connector import ServerInfo, State, resolver_for
+from worqr.link.connector import ServerInfo, State, StaticEndpoint
 from worqr.link.log_thread import LogThread
 from worqr.link.node import NodeClient
 from worqr.link.session import Phase
@@ -216,7 +216,7 @@ class Chaos(RuleBasedStateMachine):
             self.patch.setattr(module, "time", self.clock)
         self.driver, self.server = FakeDriver(self.clock), ServerModel()
         settings = LinkSettings("redis://h:1", socket_timeout=5.0)
-        resolver = resolver_for(settings)
+        resolver = StaticEndpoint(settings.address.redacted, settings.address.seeds[0])
         self.client = NodeClient(settings, cast("Any", self.driver), LogThread(), PRODUCER, resolver=resolver)
         self.client.connector._start = lambda _: None  # type: ignore[method-assign]
         self.client.start()

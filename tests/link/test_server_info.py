@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worqr.errors import RefusedByServer, Unavailable, WrongVersion
+from worqr.errors import RefusedByServer, WrongVersion
 from worqr.link.connector import read_server_info
 
 
@@ -45,9 +45,10 @@ def test_a_sentinel_is_told_apart(fields: dict[str, str]) -> None:
         read_server_info(info(**fields), "redis://h")
 
 
-def test_a_replica_may_become_a_primary_so_it_is_waited_for() -> None:
-    with pytest.raises(Unavailable, match="replica"):
-        read_server_info(info(redis_version="7.0.15", role="slave"), "redis://h")
+def test_a_replica_names_its_primary() -> None:
+    fields = {"redis_version": "7.0.15", "role": "slave", "master_host": "::1", "master_port": "7000"}
+    facts = read_server_info(info(**fields), "redis://h")
+    assert (facts.role, facts.primary) == ("slave", "::1:7000")
 
 
 def test_a_user_who_may_not_ask_is_let_through() -> None:

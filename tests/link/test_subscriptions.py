@@ -21,7 +21,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.errors import RefusedByServer, Unavailable, UsageError
 from worqr.link import Link, LinkSettings, Subscription, TrioDriver
-from worqr.link.connector import State, pack, resolver_for
+from worqr.link.connector import State, StaticEndpoint, pack
 from worqr.link.log_thread import LogThread
 from worqr.link.messages import Subscriptions
 
@@ -344,7 +344,12 @@ class SilentTransport:
 async def silent() -> AsyncIterator[tuple[Subscriptions, SilentTransport]]:
     """Subscriptions with a channel, whose connection has been silent for 10 s."""
     settings, transport = LinkSettings("redis://h:1"), SilentTransport()
-    subscriptions = Subscriptions(settings, TrioDriver(), LogThread(), resolver=resolver_for(settings))
+    subscriptions = Subscriptions(
+        settings,
+        TrioDriver(),
+        LogThread(),
+        resolver=StaticEndpoint(settings.address.redacted, settings.address.seeds[0]),
+    )
     subscriptions.connector.state = State.READY
     subscriptions._transport = cast("Any", transport)
     subscriptions.open(["a"], lambda *_: None, lambda: None)

@@ -268,7 +268,7 @@ async def test_a_join_that_is_cancelled_meanwhile_ends_it(new_mesh: NewMesh) -> 
 async def test_one_that_does_not_end_is_left_behind(
     new_mesh: NewMesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worqr.peer.asyncio_lifespan.LEAVE_WITHIN", 0.1)
+    monkeypatch.setattr("worqr.peer.executors.asyncio_loop.LEAVE_WITHIN", 0.1)
     go = threading.Event()
 
     @asynccontextmanager

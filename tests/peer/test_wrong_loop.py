@@ -13,7 +13,7 @@ import trio
 import worqr
 from tests.peer.conftest import NewMesh
 from tests.support.patience import PATIENCE
-from worqr.peer.wrong_loop import wrong_loop_failure
+from worqr.peer.executors.offloaded import wrong_loop_failure
 
 
 async def sleep() -> None:

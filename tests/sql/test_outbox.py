@@ -22,14 +22,14 @@ from tests.support.clusters import cluster_of
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
-from worqr.client.outboxes import Facts, read_facts
+from worqr.client.inspection import OutboxFacts, read_outbox_facts
 from worqr.errors import UsageError
 from worqr.inside import client_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import boottime
 from worqr.sql import Outbox
-from worqr.sql.rows import Row, new_row_id, options_to_send
 from worqr.sql.sender import MOST_HANDED_OVER, Passes
+from worqr.sql.statements import Row, new_row_id, options_to_send
 from worqr.testing import recording
 
 pytestmark = [pytest.mark.one_server, pytest.mark.leaves("*")]
@@ -495,9 +495,9 @@ def test_one_worker_sweeps_at_a_time_and_says_what_is_in_the_table(
     outbox.sender.once(beside)
     assert other.sender.once(Passes.sweep) == 0  # nothing is left
     [found] = worqr.sync(client_of(mesh).ask, ops.list_outboxes(RegistryKeys(prefix)))
-    facts = read_facts(found.facts)
+    facts = read_outbox_facts(found.facts)
     assert (facts.table, facts.rows, facts.failed) == ("worqr_outbox", 0, 0)
-    assert read_facts("{odd") == Facts()
+    assert read_outbox_facts("{odd") == OutboxFacts()
 
 
 def test_outboxes_of_two_databases_do_not_wait_for_each_other(

@@ -155,7 +155,7 @@ def test_a_writer_that_holds_the_database_is_a_retry_that_counts_nothing(new_out
 def test_a_second_run_waits_for_the_first_and_gives_up_uncounted(
     new_outbox: NewOutbox, cluster: Postgres, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worqr.sql.steps._TIMEOUT", ("SELECT set_config('lock_timeout', ?, true)", ("10ms",)))
+    monkeypatch.setattr("worqr.sql.outbox._TIMEOUT", ("SELECT set_config('lock_timeout', ?, true)", ("10ms",)))
     outbox, run = new_outbox(lambda: psycopg.connect(cluster.dsn(database))), FakeRun()
     with psycopg.connect(cluster.dsn(database)) as zombie, psycopg.connect(cluster.dsn(database)) as successor:
         successor.execute("SET lock_timeout = '7s'")

@@ -29,7 +29,7 @@ UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 STDIN: Final = "\0-"
 """Replaces a single ``-``, which cyclopts would read as an option. No argument of a process can contain it."""
 GROUPS: Final[dict[str, dict[str, str]]] = {
-    "Run": {"run": "run", "server": "server", "backup": "server", "restore": "server", "demo": "demo"},
+    "Run": {"run": "run", **dict.fromkeys(("server", "backup", "restore"), "server"), "move": "move", "demo": "demo"},
     "Enqueue": dict.fromkeys(("enqueue", "dispatch", "call"), "produce_commands"),
     "Inspect": {
         "top": "top",
@@ -37,10 +37,8 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("workers", "info", "history"), "mesh_commands"),
         "recent": "job_commands",
         "log": "mesh_commands",
-        **dict.fromkeys(("running", "jobs"), "job_commands"),
-        "batches": "batch_commands",
-        "status": "job_commands",
-        "metrics": "metrics",
+        **dict.fromkeys(("running", "jobs", "batches", "status"), "job_commands"),
+        "metrics": "mesh_commands",
         "health": "health",
         "schedules": "schedule_commands",
         "topics": "mesh_commands",
@@ -50,9 +48,8 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     },
     "Operate": {
         "cancel": "queue_commands",
-        **dict.fromkeys(("send", "end-wait", "run-now"), "job_commands"),
-        "batch": "batch_commands",
-        "outbox": "outbox_command",
+        **dict.fromkeys(("send", "end-wait", "run-now", "batch"), "job_commands"),
+        "outbox": "mesh_commands",
         **dict.fromkeys(("failed", "undecodable"), "dead_letter_commands"),
         **dict.fromkeys(("pause", "resume", "lanes", "limit", "delete"), "queue_commands"),
     },

@@ -1,11 +1,17 @@
-"""The commands that show the mesh: ``worqr info``, ``workers``, ``log``, and ``history`` as curves."""
+"""The commands that show the mesh: ``worqr info``, ``workers``, ``log``, ``history`` as curves, ``topics``, ``metrics`` for
+Prometheus, and ``outbox``.
+"""
 
 from __future__ import annotations
 
+import importlib
+import logging
 import shutil
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import trio
@@ -18,16 +24,21 @@ from worqr.cli.options import (
     JsonLines,
     QueueName,
     flag,
+    mesh_at,
     queue_by_name,
     run_connected,
     unknown_queue_hint,
 )
 from worqr.cli.output import is_terminal, print_error, print_json, print_list, printable, show_facts, show_table
 from worqr.client.inspection import MAX_MINUTES
+from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.escaping import escape
 from worqr.history_records import COUNTERS, History, HistoryPoint, RunTimes, sum_of_times
+from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
+from worqr.inside import client_of
 from worqr.mesh_records import MAX_UNHEALTHY
-from worqr.views.tables import APPS, HISTORY, LOG, TOPICS, fields_of, workers_table
+from worqr.metrics.fleet import GIVE_UP_AFTER, FleetMetrics, FleetReader, FleetSnapshot
+from worqr.views.tables import APPS, HISTORY, LOG, OUTBOX_ROWS, OUTBOXES, TOPICS, fields_of, workers_table
 from worqr.views.values import short_time, span
 from worqr.views.values import worker as short_worker
 
@@ -35,6 +46,9 @@ if TYPE_CHECKING:
     from worqr.client.topics import Subscription
     from worqr.mesh import Mesh
     from worqr.mesh_records import LogEntry, MeshInfo, WorkerInfo
+    from worqr.sql import Outbox
+    from worqr.sql.statements import Statement, Statements
+
 
 workers: App = App(name="workers", help="List workers, make them quiet, drain or evict them.")
 
@@ -418,3 +432,214 @@ def topics(
         print_list(TOPICS, found, asdict, json=json, nothing="no queue is subscribed: declare a handler with @mesh.on")
     for queue in drop:
         print(f"{printable(queue)} is no longer subscribed")
+
+
+# ``worqr metrics``: the metrics of a whole mesh, for Prometheus. Each scrape reads one snapshot of the mesh.
+
+
+RETRY_AFTER: Final = 1.0
+"""Seconds between two attempts to connect at the start."""
+PATHS: Final = ("/metrics", "/live")
+
+
+def metrics(
+    *,
+    bind: Annotated[str, Parameter(metavar="ADDRESS", help="Serve at [HOST:]PORT or unix:PATH.")] = "127.0.0.1:9464",
+    max_queues: Annotated[
+        int, Parameter(metavar="N", help='Queues that are shown by name. The others are summed up as "(other)".')
+    ] = 300,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """Serve the metrics of the mesh for Prometheus, until SIGTERM or Ctrl-C.
+
+    Each scrape reads one snapshot. While the server is away, worqr_up is 0.
+    """
+    try:
+        importlib.import_module("worqr.metrics.prometheus")  # a scrape needs it: tell now if it is missing
+    except ImportError as error:
+        raise CommandFailed(str(error)) from None
+
+    try:
+        address = BindAddress.parse(bind, "--bind")
+    except UsageError as error:
+        raise InvalidArguments(str(error)) from None
+    if max_queues < 0:
+        raise InvalidArguments(f"--max-queues must be at least 0, got {max_queues}")
+    if not (log := logging.getLogger("worqr")).handlers:
+        log.addHandler(logging.NullHandler())
+    mesh = mesh_at(connect, "metrics")
+    trio.run(_Exporter(mesh, FleetMetrics(max_queues)).run, address)
+
+
+class _Exporter:
+    """Replies to scrapes in the thread of the HTTP server; looks at the mesh in the loop."""
+
+    def __init__(self, mesh: Mesh, fleet: FleetMetrics) -> None:
+        self._mesh = mesh
+        self._fleet = fleet
+        self._reader = FleetReader(mesh)
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._connected = trio.Event()
+
+    async def run(self, address: BindAddress) -> None:
+        """Serve until a signal comes."""
+        self._token = trio.lowlevel.current_trio_token()
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            server = HttpServer(address, self.respond)
+            try:
+                print(f"worqr: serving metrics at {escape(str(server.address))}", file=sys.stderr, flush=True)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._stay_connected)
+                    async for _ in signals:
+                        nursery.cancel_scope.cancel()
+            except* WorqrError as group:
+                raise group.exceptions[0] from None
+            finally:
+                await trio.to_thread.run_sync(server.close)
+
+    async def _stay_connected(self) -> None:
+        """Connect, and wait for a server that is away at the start. The connection outlives later outages."""
+        while True:
+            try:
+                async with self._mesh.connect():
+                    self._connected.set()
+                    await trio.sleep_forever()
+            except Unavailable:
+                await trio.sleep(RETRY_AFTER)
+
+    def respond(self, request: HttpRequest) -> HttpReply:
+        """Return the reply to a scrape; called in the thread of the server."""
+        from worqr.metrics.prometheus import exposition, fleet_collector
+
+        if request.path == "/live":
+            return HttpReply.of(HTTPStatus.OK, "ok")
+        if request.path != "/metrics":
+            return HttpReply.of(HTTPStatus.NOT_FOUND, f"there are {', '.join(PATHS)}")
+        try:
+            snapshot = trio.from_thread.run(self._look, trio_token=self._token)
+        except WorqrError as error:
+            return HttpReply.of(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        body, content_type = exposition(fleet_collector(self._fleet.samples(snapshot)), request.accept)
+        return HttpReply(HTTPStatus.OK, body, content_type)
+
+    async def _look(self) -> FleetSnapshot | None:
+        """Look at the mesh; return None if the server does not reply."""
+        with trio.move_on_after(GIVE_UP_AFTER):
+            try:
+                await self._connected.wait()
+                return await self._reader.read()
+            except Unavailable:
+                return None
+        return None
+
+
+# ``worqr outbox``: the outboxes of a mesh, as its workers see them; the rows of one; and rows that are not sent.
+
+
+MOST_LISTED: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """A row for people. `age` in seconds."""
+
+    id: str
+    queue: str
+    age: float
+    tries: int
+    error: str | None
+
+
+def outbox(
+    target: Annotated[
+        str | None,
+        Parameter(
+            show_default=False,
+            help="package.module:name. Default: list the outboxes of the mesh.",
+        ),
+    ] = None,
+    /,
+    *,
+    state: Annotated[
+        Literal["waiting", "failed", "held"], Parameter(help="List the rows in this state; the first 100.")
+    ] = "waiting",
+    retry: Annotated[
+        tuple[str, ...],
+        Parameter(show_default=False, metavar="ROW", help="Send this failed row again; all: every one."),
+    ] = (),
+    delete: Annotated[
+        tuple[str, ...], Parameter(show_default=False, metavar="ROW", help="Delete this row, which failed or is held.")
+    ] = (),
+    release: Annotated[bool, flag("Send the rows that are held.")] = False,
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """List the outboxes of a mesh, or the rows of one. Retry or delete rows that failed, or release rows that are held.
+
+    With a TARGET, the command imports your module, and asks the database.
+    """
+    if target is None:
+        if retry or delete or release:
+            raise InvalidArguments("name the outbox, as in worqr outbox shop:outbox")
+        found = run_connected(connect, _outboxes)
+        print_list(OUTBOXES, found, asdict, json=json, nothing="no worker looks after an outbox")
+        return
+    box = load_outbox(target)
+    changed = _change(box, retry, delete, release=release)
+    for line in changed:
+        print(line)
+    if not changed:
+        rows = [
+            OutboxRow(row, queue, age / 1000, tries, error) for row, queue, age, tries, error in _listed(box, state)
+        ]
+        print_list(OUTBOX_ROWS, rows, asdict, json=json, nothing=f"no row is {state}")
+
+
+async def _outboxes(mesh: Mesh) -> list[Any]:
+    from worqr.client.inspection import outboxes_of
+
+    return await outboxes_of(client_of(mesh))
+
+
+def load_outbox(target: str) -> Outbox:
+    """Return the outbox that ``package.module:name`` names.
+
+    Raises:
+        CommandFailed: there is none of that name.
+    """
+    from worqr.cli.run import load_module  # it has the errors of a name that is wrong
+    from worqr.sql import Outbox
+
+    module, name = load_module(target)
+    found = getattr(module, name, None) if name else None
+    if isinstance(found, Outbox):
+        return found
+    known = [each for each, value in vars(module).items() if isinstance(value, Outbox)]
+    hint = f"; there is {' and '.join(f'{module.__name__}:{each}' for each in known)}" if known else ""
+    raise CommandFailed(f"{target} is no worqr.sql.Outbox{hint}")
+
+
+def _ask(box: Outbox, make: Callable[[Statements], Statement]) -> list[Any]:
+    from worqr.sql.sender import cause_of
+
+    try:
+        return box.sender.ask(make)
+    except Exception as error:
+        raise CommandFailed(f"the database refuses: {cause_of(error)}") from error
+
+
+def _listed(box: Outbox, state: str) -> list[Any]:
+    return _ask(box, lambda sql: sql.listed(state, MOST_LISTED))
+
+
+def _change(box: Outbox, retry: Sequence[str], delete: Sequence[str], *, release: bool) -> list[str]:
+    """Do what the options say, and return what was done, in words."""
+    done: list[str] = []
+    if retry:
+        rows = None if "all" in retry else retry
+        done.append(f"{len(_ask(box, lambda sql: sql.again('failed', rows))):,} rows will be sent again")
+    if delete:
+        done.append(f"{len(_ask(box, lambda sql: sql.drop(delete))):,} rows deleted")
+    if release:
+        done.append(f"{len(_ask(box, lambda sql: sql.again('held', None))):,} rows released")
+    return done

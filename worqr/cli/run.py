@@ -28,10 +28,17 @@ from worqr.cli.options import duration_option, flag, parse_duration, parse_size
 from worqr.cli.output import print_error
 from worqr.client.client import EMBEDDED, url_or_default
 from worqr.errors import UsageError, WorqrBug, WorqrError
-from worqr.hosting.control import CHANNEL, Parent, follow_parent, parent_of_this_process
 from worqr.hosting.logs import Level, set_up_logging
 from worqr.hosting.service import EXIT_AFTER, Service, exit_after, refuse_run
-from worqr.hosting.supervisor import Limits, Plan, become_supervisor
+from worqr.hosting.supervisor import (
+    CHANNEL,
+    Limits,
+    Parent,
+    Plan,
+    become_supervisor,
+    follow_parent,
+    parent_of_this_process,
+)
 from worqr.http_server import BindAddress, HttpReply, HttpRequest
 from worqr.inside import declarations_of, peers_of, set_server
 from worqr.keys import check_name
@@ -203,7 +210,7 @@ def _attribute(module: ModuleType, dotted: str) -> Mesh[Any]:
 # ``worqr run --reload``: a supervisor that restarts the worker, its child, when a ``.py`` file of the project changes.
 #
 # Supervisor and child share the terminal, so a debugger works in a handler, and Ctrl-C reaches both. The supervisor tells the
-# child how urgently it should stop: see `worqr.hosting.control`. Repeated messages do no harm.
+# child how urgently it should stop: see `worqr.hosting.supervisor`. Repeated messages do no harm.
 
 
 POLL_EVERY: Final = 0.3

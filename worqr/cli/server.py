@@ -83,6 +83,9 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 """The settings that do not depend on options."""
 
+OF_REPLICAS: Final = ("replicaof", "masteruser", "masterauth", "tls-replication")
+"""What `worqr move` has stored in the configuration of a server whose data are on another one now."""
+
 
 @dataclass(frozen=True, slots=True)
 class DataServer:
@@ -142,7 +145,16 @@ class DataServer:
             lines.append(f"bind {self.addresses}")
         if self.password:
             lines.append(f"requirepass {_quoted(self.password)}")
+        lines += self.settings_of_replica()
         return "\n".join(["# Written by `worqr server` at each start: change its options instead.", *lines, ""])
+
+    def settings_of_replica(self) -> list[str]:
+        """Return the lines of the present configuration file that make the server a replica; empty if it is none."""
+        try:
+            lines = (self.folder / CONFIGURATION).read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        return [line for line in lines if line.partition(" ")[0] in OF_REPLICAS]
 
 
 def _quoted(value: str) -> str:
@@ -409,6 +421,11 @@ def _become(folder: Path, port: int, options: ProductionOptions) -> NoReturn:
         print_error(
             f"{program.name} keeps its data in {escape(str(folder))}, at most {limit >> 20} MiB; press Ctrl-C to stop it"
         )
+        if primary := [line.split()[1:] for line in found.settings_of_replica() if line.startswith("replicaof ")]:
+            print_error(
+                f"the data have moved to {escape(':'.join(primary[0]))}: this server sends programs there, and accepts no "
+                f"writes. To use the folder otherwise, delete {CONFIGURATION} in it"
+            )
         found.become(program)
     except OSError as error:
         raise CommandFailed(f"cannot use the data folder: {error}; choose another with --data") from None

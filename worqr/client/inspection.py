@@ -1,4 +1,4 @@
-"""Read-only views of queues: one request to each shard, with the replies combined. For `worqr.client.queue` and `worqr.mesh`."""
+"""Read-only views of queues and outboxes: one request to each shard, with the replies combined."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ from worqr.validation import check_between, check_count, check_text, encode_json
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
+
 
 # The running tasks of a queue, the longest-running first: pages of many workers and of all shards, merged. And the names of
 # claims, which operators pass back.
@@ -702,3 +703,74 @@ class MeshInfoReader:
             unhealthy=unhealthy_of(workers),
             unreadable=unreadable_of(refused),
         )
+
+
+# What the workers that look after outboxes in databases say of their tables, for people, metrics and each other.
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxFacts:
+    """What is stored of a table. Times are in ms, by the clock of the database.
+
+    Attributes:
+        covered: since when each sweep has reached the end of the table.
+        seen: the last sweep.
+        rows, failed, held: how many rows there are.
+        oldest: age of the oldest that waits.
+        table: its name.
+    """
+
+    covered: int = 0
+    seen: int = 0
+    rows: int = 0
+    oldest: int = 0
+    failed: int = 0
+    held: int = 0
+    table: str = ""
+
+
+_outbox_facts_of = msgspec.json.Decoder(OutboxFacts).decode
+
+
+def read_outbox_facts(stored: str) -> OutboxFacts:
+    """Return what is stored of an outbox; nothing if another program wrote it."""
+    try:
+        return _outbox_facts_of(stored)
+    except msgspec.MsgspecError:
+        return OutboxFacts()
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxInfo:
+    """An outbox for people, as the worker sees it that looks after it. Times are in seconds.
+
+    Attributes:
+        id: the random id that its table has.
+        table: the name of the table.
+        rows: how many wait.
+        oldest: the age of the oldest of them.
+        failed, held: how many were given up, or are held.
+        age: seconds since a worker has looked after it; 0: one does.
+    """
+
+    id: str
+    table: str
+    rows: int
+    oldest: float
+    failed: int
+    held: int
+    age: float
+
+
+async def outboxes_of(client: Client) -> list[OutboxInfo]:
+    """Return the outboxes of a mesh, by the names of their tables.
+
+    Raises:
+        RefusedByServer, Unavailable: as any request.
+    """
+    stored = await client.ask(ops.list_outboxes(RegistryKeys(client.settings.prefix)))
+    found = [
+        OutboxInfo(each.id, told.table, told.rows, told.oldest / 1000, told.failed, told.held, each.idle_ms / 1000)
+        for each, told in ((each, read_outbox_facts(each.facts)) for each in stored)
+    ]
+    return sorted(found, key=lambda info: (info.table, info.id))

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 from starlette.responses import JSONResponse, Response
 
-from worqr.dashboard import batch_pages, dead_letters, pages
+from worqr.dashboard import batch_pages, pages
+from worqr.dashboard.access import Refused
 from worqr.dashboard.bulk import seen_acts, sentence
-from worqr.dashboard.finished import jobs_of
-from worqr.dashboard.guard import Refused
+from worqr.dashboard.ended import jobs_of, read_records
 from worqr.dashboard.pages import look
 from worqr.dashboard.reads import gathered
 from worqr.dashboard.request import Visit
@@ -281,9 +281,7 @@ async def ended(visit: Visit) -> Rows:
 async def records(visit: Visit) -> Rows:
     """The dead-letter records of a queue."""
     queue = visit.queue(visit.text("queue"))
-    found = await dead_letters.read_records(
-        visit, queue, visit.choice("list", ("failed", "undecodable")), _limit(visit)
-    )
+    found = await read_records(visit, queue, visit.choice("list", ("failed", "undecodable")), _limit(visit))
     rows = [record_row(record, visit.redactor) for record in found["records"]]
     return Rows(rows, {"older": found["records"][-1].at.isoformat()} if found["more"] else {})
 

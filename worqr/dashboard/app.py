@@ -23,42 +23,34 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from worqr.client.client import EMBEDDED, acting_for, url_or_default
 from worqr.client.inspection import value_bytes
 from worqr.codecs import let_read
-from worqr.dashboard import (
-    api,
-    batch_pages,
-    bulk,
-    forms,
-    live,
-    live_texts,
-    new_task,
-    pages,
-    schedule_forms,
-    server_page,
-    state,
-)
-from worqr.dashboard.access import Access, Right, Scope, Viewer, checked_access, viewer_of
-from worqr.dashboard.api import scale, scrape
-from worqr.dashboard.bulk import BulkActs
-from worqr.dashboard.guard import (
+from worqr.dashboard import api, batch_pages, bulk, forms, live, pages, schedule_forms, server_page, state
+from worqr.dashboard.access import (
     BY_TOKEN,
     HOW_TO_LOG_IN,
     SECURITY_HEADERS,
+    Access,
     Disconnected,
     Message,
     Receive,
     Refused,
+    Right,
+    Scope,
+    Viewer,
     check_host,
     check_origin,
     check_query,
+    checked_access,
     host_name,
     read_form,
+    viewer_of,
 )
-from worqr.dashboard.live_texts import run_key
+from worqr.dashboard.api import scale, scrape
+from worqr.dashboard.bulk import BulkActs
 from worqr.dashboard.pages import shard_of
 from worqr.dashboard.payloads import SECRET_NAMES, Mode, Redactor, Show
 from worqr.dashboard.reads import Looks
 from worqr.dashboard.request import Answer, Visit, notice
-from worqr.dashboard.state import MeshState
+from worqr.dashboard.state import MeshState, run_key
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError, did_you_mean
 from worqr.escaping import escape
 from worqr.inside import declarations_of
@@ -103,7 +95,7 @@ def environment() -> jinja2.Environment:
     filters |= {"plain": escape, "age": age_text, "of_queue": _of_queue, "soft": _soft, "shard_of": shard_of}
     filters |= {"value_bytes": value_bytes}
     filters |= {"batch_state": tables.batch_state, "schedule_notes": tables.schedule_notes}
-    filters |= {"batch_share": live_texts.batch_share, "ended_text": live_texts.ended_text}
+    filters |= {"batch_share": state.batch_share, "ended_text": state.ended_text}
     made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
     made.globals["tables"] = tables  # pyright: ignore[reportUnknownMemberType]
     return made
@@ -502,8 +494,8 @@ ROUTES: Final[dict[str, Route]] = {
     **{path: Route(partial(api.serve, read)) for path, read in api.READERS.items()},
     "/metrics": Route(scrape, connects=True),
     "/live": Route(live.stream, connects=True),
-    "/new": Route(new_task.page),
-    "/enqueue": Route(new_task.create, "POST", "enqueue"),
+    "/new": Route(forms.new_task),
+    "/enqueue": Route(forms.enqueue, "POST", "enqueue"),
     "/cancel": Route(forms.cancel, "POST", "cancel"),
     "/retry": Route(partial(forms.change_dead_letters, "retry"), "POST", "retry"),
     "/send": Route(forms.send, "POST", "send"),

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
 
-from worqr.dashboard.guard import Refused
-from worqr.dashboard.live_texts import batch_numbers
+from worqr.dashboard.access import Refused
 from worqr.dashboard.pages import with_state
+from worqr.dashboard.state import batch_numbers
 from worqr.errors import NoResult
 
 if TYPE_CHECKING:

@@ -22,13 +22,12 @@ from starlette.responses import Response
 from worqr.client.batch import cancel_and_note, retry_and_note
 from worqr.client.client import acting_for
 from worqr.client.queue import queue_named
-from worqr.dashboard.access import Right
+from worqr.dashboard.access import Refused, Right
 from worqr.dashboard.batch_pages import batch_to_change
-from worqr.dashboard.dead_letters import Chosen
+from worqr.dashboard.ended import Chosen
 from worqr.dashboard.forms import reason_of
-from worqr.dashboard.guard import Refused
-from worqr.dashboard.live_texts import bar
 from worqr.dashboard.request import Visit
+from worqr.dashboard.state import bar
 from worqr.errors import WorqrError
 from worqr.inside import client_of
 from worqr.views.values import plural

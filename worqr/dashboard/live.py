@@ -18,11 +18,15 @@ from typing import Any, Final
 import anyio
 
 from worqr.dashboard import bulk, pages
-from worqr.dashboard.dead_letters import read_counts
+from worqr.dashboard.access import Message, Receive, Refused
+from worqr.dashboard.ended import read_counts
 from worqr.dashboard.graphs import NAMES, Graphs, read_graphs
-from worqr.dashboard.guard import Message, Receive, Refused
-from worqr.dashboard.live_texts import (
+from worqr.dashboard.pages import MOST_QUEUES, failing_queues, names_to_count
+from worqr.dashboard.reads import unless_refused
+from worqr.dashboard.request import Answer, Visit
+from worqr.dashboard.state import (
     JOB_NEWS,
+    MeshState,
     batch_numbers,
     header_numbers,
     job_numbers,
@@ -30,16 +34,13 @@ from worqr.dashboard.live_texts import (
     lane_numbers,
     lane_rows,
     queue_numbers,
+    read_state,
     rows_of,
     running_numbers,
     signature,
     state_numbers,
     without_old_lanes,
 )
-from worqr.dashboard.pages import MOST_QUEUES, failing_queues, names_to_count
-from worqr.dashboard.reads import unless_refused
-from worqr.dashboard.request import Answer, Visit
-from worqr.dashboard.state import MeshState, read_state
 from worqr.errors import NoResult, Unavailable, WorqrError
 from worqr.escaping import escape
 from worqr.log_events import emit

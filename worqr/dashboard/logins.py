@@ -23,14 +23,15 @@ from urllib.parse import parse_qs
 import anyio
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse
 
-from worqr.dashboard.access import Scope, Viewer
-from worqr.dashboard.guard import (
+from worqr.dashboard.access import (
     BY_TOKEN,
     HOW_TO_LOG_IN,
     SECURITY_HEADERS,
     Message,
     Receive,
     Refused,
+    Scope,
+    Viewer,
     address_of,
     check_host,
     header,

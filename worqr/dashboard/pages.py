@@ -16,14 +16,21 @@ from worqr.client.job import opened_infos
 from worqr.client.queue import queue_named
 from worqr.client.schedules import find_schedule, schedule_of, schedules_of
 from worqr.cron import Schedule
-from worqr.dashboard.dead_letters import read_counts, read_records
-from worqr.dashboard.finished import OUTCOMES, jobs_of, result_of, tagged
+from worqr.dashboard.access import Refused
+from worqr.dashboard.ended import OUTCOMES, jobs_of, read_counts, read_records, result_of, tagged
 from worqr.dashboard.graphs import DAY, HOUR, NAMES, read_graphs, read_sparklines
-from worqr.dashboard.guard import Refused
-from worqr.dashboard.live_texts import job_rows, lane_rows, rows_of, signature
 from worqr.dashboard.reads import FRESH, gathered, pair, unless_refused
 from worqr.dashboard.request import Visit
-from worqr.dashboard.state import MeshState, is_empty_failure_queue, needs_of, read_state
+from worqr.dashboard.state import (
+    MeshState,
+    is_empty_failure_queue,
+    job_rows,
+    lane_rows,
+    needs_of,
+    read_state,
+    rows_of,
+    signature,
+)
 from worqr.errors import UsageError
 from worqr.inside import client_of
 from worqr.keys import MAX_SHARDS, PUBLISH, QueueKeys, RegistryKeys

@@ -10,8 +10,7 @@ from urllib.parse import urlencode, urlsplit
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from worqr.client.queue import queue_named
-from worqr.dashboard.access import Scope, Viewer
-from worqr.dashboard.guard import Message, Receive, Refused
+from worqr.dashboard.access import Message, Receive, Refused, Scope, Viewer
 from worqr.dashboard.payloads import Redactor
 from worqr.dashboard.reads import Looks
 from worqr.views.values import plural

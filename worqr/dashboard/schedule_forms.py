@@ -16,9 +16,8 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from worqr import ops
 from worqr.client.stored_schedules import StoredScheduleOptions, call_with, next_times_of
-from worqr.dashboard.forms import done, note
-from worqr.dashboard.guard import Refused
-from worqr.dashboard.new_task import PAYLOAD, fields_of_function, payload_of, typed_text
+from worqr.dashboard.access import Refused
+from worqr.dashboard.forms import PAYLOAD, done, fields_of_function, note, payload_of, typed_text
 from worqr.dashboard.pages import check_sees_all, look
 from worqr.dashboard.request import UNKNOWN, UNSENT, Visit, notice
 from worqr.errors import Unavailable, UsageError, WorqrError

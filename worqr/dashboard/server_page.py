@@ -12,7 +12,7 @@ from typing import Final, Literal
 import anyio.to_thread
 from starlette.responses import Response
 
-from worqr.client.outboxes import OutboxInfo, outboxes_of
+from worqr.client.inspection import OutboxInfo, outboxes_of
 from worqr.dashboard.pages import with_state
 from worqr.dashboard.request import Visit
 from worqr.errors import RefusedByServer

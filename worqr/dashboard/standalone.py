@@ -18,9 +18,8 @@ from hypercorn.config import Config
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio import serve as serve_asgi  # pyright: ignore[reportUnknownVariableType]
 
-from worqr.dashboard.access import Viewer, admin, operator, reader
+from worqr.dashboard.access import LOOPBACK, Viewer, admin, host_name, operator, reader
 from worqr.dashboard.app import Dashboard
-from worqr.dashboard.guard import LOOPBACK, host_name
 from worqr.dashboard.logins import (
     App,
     Network,

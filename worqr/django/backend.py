@@ -48,7 +48,7 @@ from worqr.inside import client_of
 from worqr.link import loop_name_here
 from worqr.log_events import emit
 from worqr.sql.connections import place_of
-from worqr.sql.rows import new_row_id
+from worqr.sql.statements import new_row_id
 from worqr.tracebacks import one_line
 
 if TYPE_CHECKING:

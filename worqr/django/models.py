@@ -9,7 +9,7 @@ from typing import Final
 
 from django.db import models
 
-from worqr.sql.rows import WAITING
+from worqr.sql.statements import WAITING
 
 OUTBOX_FEATURES: Final = ("supports_partial_indexes",)
 """Of PostgreSQL and SQLite only. In a database of another kind, Django makes no tables for the outbox."""

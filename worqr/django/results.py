@@ -15,7 +15,7 @@ from django.utils.module_loading import import_string
 from worqr.django.task_api import Task, TaskError, TaskResult, TaskResultStatus, normalize_json
 from worqr.errors import WorqrError
 from worqr.records import Ended, JobRecord, RemoteError, Try
-from worqr.sql.rows import FAILED
+from worqr.sql.statements import FAILED
 from worqr.validation import from_ms
 
 _STATUS: Final = {

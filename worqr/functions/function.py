@@ -2,7 +2,7 @@
 
 Each function has one queue. A payload is the JSON object of the arguments by name, which programs in other languages can write,
 too. `worqr.functions.definition` has what the handles of one function share, `worqr.functions.registry` declares functions, and
-`worqr.argument_codec` encodes arguments.
+`worqr.argument_codec` encodes arguments. A workflow starts a `ChildJob` by ``function.run(...)``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from datetime import datetime
+from hashlib import sha256
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from worqr.client.job import Job
 from worqr.client.producer import Call
@@ -21,12 +22,13 @@ from worqr.client.queue import Queue
 from worqr.client.sync import mark_sending, sending, sent_by, sync
 from worqr.errors import UsageError
 from worqr.foreign import CALLS, no_such_method
-from worqr.functions.child_job import ChildJob, check_child_name
 from worqr.functions.definition import FunctionDefinition
+from worqr.inside import current_run
 from worqr.job_options import RAW_OPTIONS, FollowUp, Keep, NoSuchOption, Update, check_id, encode_options
-from worqr.policy import RetryPolicy
-from worqr.records import Failed
-from worqr.validation import Seconds
+from worqr.policy import ChildCancelled, ChildFailed, RetryPolicy
+from worqr.records import Failed, RemoteError
+from worqr.remote_error import packed_error
+from worqr.validation import Seconds, check_text, seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -346,3 +348,187 @@ class SyncListFunction(Function[[T], R]):
     def __call__(self, calls: list[T], /) -> Sequence[R | Exception] | None:
         """Run the function here and now with a list of calls, without the mesh. Return what it returns."""
         return cast("Sequence[R | Exception] | None", self._definition.runs(calls))
+
+
+# `ChildJob`: a job that a workflow has started, and whose result it awaits. `gather` awaits several at once.
+
+
+MAX_NAME: Final = 150
+"""The most bytes of the name of a job in its workflow."""
+
+
+class ChildJob(Generic[R]):
+    """A job that a workflow has started with ``function.run(...)``. Await it for its result; it needs no slot meanwhile.
+
+    Raises:
+        UsageError: Outside a workflow; or another task of the run makes the same call.
+    """
+
+    def __init__(self, definition: FunctionDefinition, call: Call[R], name: str = "") -> None:
+        run = current_run.get(None)
+        if run is None or run.flow is None:
+            raise UsageError(
+                f"{definition.name}.run() is for workflows: declare the caller with @mesh.workflow, or use "
+                "`await fn.dispatch(...)` and `await job.result()`"
+            )
+        self._flow: Any = run.flow
+        self._definition = definition
+        lanes = definition.options.lanes
+        self._flow.children.check_place(call, is_strict=lanes is not None and lanes.strict)
+        key = _short(name or f"{definition.name} {call.task.decode('utf-8', 'replace')}")
+        if not name and self._flow.must_hide(key):
+            key = f"{definition.name[:120]} {sha256(call.task).hexdigest()[:32]}"
+        self.key: str = self._flow.key(key, "give one of them a name, as in fn.named('...').run(...)")
+        self._flow.children.add(self.key, call, definition.require_client())
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._result().__await__()
+
+    async def _result(self) -> R:
+        (end,) = await self._flow.children.wait([self.key])
+        return self._value(end)
+
+    def _value(self, end: Any) -> R:
+        """Return the result of the job, or raise why it has none."""
+        match end.outcome:
+            case "finished":
+                kind, _, value = end.value.partition(b" ")
+                return cast("R", self._definition.codec.decode_result(kind.decode("ascii", "replace"), value))
+            case "cancelled":
+                reason = end.value.decode("utf-8", "replace")
+                raise ChildCancelled(f"the job {self.key!r} was cancelled{': ' * bool(reason)}{reason}", reason)
+            case "failed":
+                error = packed_error(end.value)
+                raise ChildFailed(f"the job {self.key!r} failed: {error.type}: {error.message}", error)
+            case "large":
+                size = end.value.decode("ascii", "replace")
+                raise ChildFailed(
+                    f"the job {self.key!r} has finished, and its result of {size} bytes is too large to come back to a workflow, "
+                    "at most 64 KiB: store it elsewhere, and return its name",
+                    RemoteError("ResultTooLarge", "", ""),
+                )
+            case _:
+                raise ChildFailed(
+                    f"the job {self.key!r} is lost: its queue knows nothing of it", RemoteError("Lost", "", "")
+                )
+
+    def __repr__(self) -> str:
+        return f"<ChildJob {self.key!r}>"
+
+
+async def gather(*jobs: ChildJob[R]) -> list[R]:
+    """Wait in a workflow until jobs that it has started have all ended, and return their results, in the order of the arguments.
+
+    The workflow holds no slot meanwhile, and runs again once, after the last of them.
+
+    Args:
+        *jobs: What ``function.run(...)`` has returned, each once.
+
+    Raises:
+        JobFailed: A job failed for good. Of several, the error is that of the first one in the order of the arguments.
+        JobCancelled: A job was cancelled.
+        UsageError: An argument is no such job; or outside a workflow.
+        LifetimeOver: The `lifetime` of the workflow is over.
+    """
+    flow = _flow_of(jobs)
+    if flow is None:
+        return []
+    ends: Sequence[Any] = await flow.children.wait([job.key for job in jobs])
+    return [job._value(end) for job, end in zip(jobs, ends, strict=True)]  # pyright: ignore[reportPrivateUsage]
+
+
+def gather_now(*jobs: ChildJob[R]) -> list[R]:
+    """Wait for jobs in a workflow that is a plain function, in a thread or a process. See `gather`.
+
+    Args:
+        *jobs: What ``function.run(...)`` has returned, each once.
+
+    Raises:
+        JobFailed: A job failed for good.
+        JobCancelled: A job was cancelled.
+        UsageError: An event loop runs in this thread; or as `gather`.
+        LifetimeOver: The `lifetime` of the workflow is over.
+    """
+    flow = _flow_of(jobs)
+    if flow is None:
+        return []
+    flow.run.check_may_wait("await worqr.gather(...)")
+    ends: Sequence[Any] = flow.children.wait_now([job.key for job in jobs])
+    return [job._value(end) for job, end in zip(jobs, ends, strict=True)]  # pyright: ignore[reportPrivateUsage]
+
+
+async def first(*jobs: ChildJob[R], timeout: Seconds | None = None) -> tuple[int, R] | None:
+    """Wait in a workflow until one of the jobs that it has started has ended; later runs get the same one.
+
+    The others go on, and their ends are kept: await them later, or let them be. The workflow holds no slot meanwhile.
+
+    Args:
+        *jobs: What ``function.run(...)`` has returned, at least one, each once.
+        timeout: Seconds, or a timedelta, from the first run that comes here. None: no limit.
+
+    Returns:
+        The place of the job among the arguments, and its result; None if the time is over.
+
+    Raises:
+        JobFailed: The job that ended first failed for good.
+        JobCancelled: It was cancelled.
+        UsageError: An argument is no such job, or there is none; or outside a workflow.
+        LifetimeOver: The `lifetime` of the workflow is over.
+    """
+    flow, ms = _first_of(jobs, timeout)
+    return _won(jobs, await flow.children.first([job.key for job in jobs], ms))
+
+
+def first_now(*jobs: ChildJob[R], timeout: Seconds | None = None) -> tuple[int, R] | None:
+    """Wait for the first of several jobs in a workflow that is a plain function, in a thread or a process. See `first`.
+
+    Args:
+        *jobs: What ``function.run(...)`` has returned, at least one, each once.
+        timeout: Seconds, or a timedelta. None: no limit.
+
+    Returns:
+        The place of the job among the arguments, and its result; None if the time is over.
+
+    Raises:
+        JobFailed: The job that ended first failed for good.
+        JobCancelled: It was cancelled.
+        UsageError: An event loop runs in this thread; or as `first`.
+        LifetimeOver: The `lifetime` of the workflow is over.
+    """
+    flow, ms = _first_of(jobs, timeout)
+    flow.run.check_may_wait("await worqr.first(...)")
+    return _won(jobs, flow.children.first_now([job.key for job in jobs], ms))
+
+
+def _first_of(jobs: Sequence[object], timeout: Seconds | None) -> tuple[Any, int | None]:
+    flow = _flow_of(jobs, "first")
+    if flow is None:
+        raise UsageError("first() takes at least one job, as in first(pack.run(7), timeout=60)")
+    return flow, None if timeout is None else round(seconds(timeout, "timeout of first") * 1000)
+
+
+def _won(jobs: Sequence[ChildJob[R]], found: tuple[int, Any] | None) -> tuple[int, R] | None:
+    return None if found is None else (found[0], jobs[found[0]]._value(found[1]))  # pyright: ignore[reportPrivateUsage]
+
+
+def _flow_of(jobs: Sequence[object], what: str = "gather") -> Any:
+    for job in jobs:
+        if not isinstance(job, ChildJob):
+            raise UsageError(
+                f"{what}() takes jobs that this workflow has started, as in {what}(pack.run(7)), not {job!r}"
+            )
+    return cast("ChildJob[Any]", jobs[0])._flow if jobs else None  # pyright: ignore[reportPrivateUsage]
+
+
+def check_child_name(name: object) -> str:
+    """Return the name of a job in its workflow. Raises UsageError if it is not valid."""
+    text = check_text(name, "the name of a job of a workflow")
+    if not 0 < len(text.encode()) <= MAX_NAME:
+        raise UsageError(f"the name of a job of a workflow must have 1 to {MAX_NAME} bytes, not {len(text.encode()):,}")
+    return text
+
+
+def _short(key: str) -> str:
+    if len(key.encode()) <= 190 and not any(ord(char) < 32 or ord(char) == 127 for char in key):
+        return key
+    return f"{key.partition(' ')[0][:120]} {sha256(key.encode()).hexdigest()[:32]}"

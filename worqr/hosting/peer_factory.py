@@ -391,7 +391,8 @@ async def _with_asyncio(
     if lifespan is None:
         yield settings
         return
-    from worqr.peer.asyncio_lifespan import with_asyncio_lifespan  # it imports asyncio
+    from worqr.peer.executors.asyncio_loop import AsyncioLoop, inside_lifespan  # it imports asyncio
 
-    async with with_asyncio_lifespan(lifespan, settings) as found:
-        yield found
+    loop = settings.asyncio_loop or AsyncioLoop(settings.hosting)
+    async with inside_lifespan(loop, lifespan) as state:
+        yield replace(settings, asyncio_loop=loop, asyncio_state=state)

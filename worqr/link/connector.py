@@ -38,6 +38,7 @@ from typing import Any, Final, Protocol, cast
 import hiredis
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrBug, WorqrError, WrongVersion
+from worqr.keys import RegistryKeys
 from worqr.link.driver import Alarm, Driver, Waiter, Watch, settle_soon
 from worqr.link.failures import (
     ConnectionLost,
@@ -53,7 +54,7 @@ from worqr.link.failures import (
     remedy_for,
 )
 from worqr.link.log_thread import LogThread
-from worqr.link.settings import Address, Endpoint, LinkSettings, one_line
+from worqr.link.settings import Address, Endpoint, Kind, LinkSettings, one_line
 from worqr.lua import Script
 from worqr.stored_values import as_bytes
 
@@ -217,25 +218,27 @@ class ServerInfo:
     run_id: str = ""
     role: str = ""
     eviction: str = ""
+    primary: str = ""  # ``host:port`` of the server that it replicates
 
     @property
     def evicts(self) -> bool:
         return self.eviction not in _SAFE_POLICIES
 
 
-def read_server_info(answers: Sequence[Any], address: str, *, replica: bool = False) -> ServerInfo:
+def read_server_info(answers: Sequence[Any], address: str) -> ServerInfo:
     """Return the facts from the replies to INFO.
 
     Raises:
         WrongVersion: the server is too old.
         RefusedByServer: it is a Sentinel.
-        Unavailable: it is a replica, unless `replica`.
     """
     info: dict[str, str] = {}
     for answer in answers:
         info |= info_fields(answer)
     server, version = server_version(info)
-    facts = ServerInfo(server, version, info.get("run_id", ""), info.get("role", ""), info.get("maxmemory_policy", ""))
+    primary = f"{info['master_host']}:{info.get('master_port', '')}" if "master_host" in info else ""
+    eviction = info.get("maxmemory_policy", "")
+    facts = ServerInfo(server, version, info.get("run_id", ""), info.get("role", ""), eviction, primary)
     if version and _numbers(version) < _OLDEST[server]:
         wanted = " or ".join(f"{name} {major}.{minor}" for name, (major, minor) in _OLDEST.items())
         raise WrongVersion(f"the server at {address} is {server} {version}; worqr needs {wanted}, or newer")
@@ -244,8 +247,6 @@ def read_server_info(answers: Sequence[Any], address: str, *, replica: bool = Fa
             f"{address} is a Sentinel, which holds no data: write redis+sentinel://HOST:PORT/SERVICE, with its place and "
             "the name that it knows the server by"
         )
-    if facts.role == "slave" and not replica:
-        raise Unavailable("READONLY this server is a replica; only its primary can work")
     return facts
 
 
@@ -324,9 +325,43 @@ class StaticEndpoint:
         pass
 
 
-def resolver_for(settings: LinkSettings) -> EndpointResolver:
-    """Return the resolver for the server of the settings."""
-    return StaticEndpoint(settings.address.redacted, settings.address.seeds[0])
+class MovableEndpoint(StaticEndpoint):
+    """The address of a server that stands alone, until `worqr move` has made it a replica of another server.
+
+    A replica names its primary. The mesh's key ``moved``, which is written when the move is complete, has the URL of that. So a
+    replica that was set up otherwise is never left for another server.
+
+    Args:
+        settings: those of the link.
+        moved: called with the URLs before and after, without secrets, in the thread that connects.
+    """
+
+    __slots__ = ("_moved", "_settings")
+
+    def __init__(self, settings: LinkSettings, moved: Callable[[str, str], None]) -> None:
+        super().__init__(settings.address.redacted, settings.address.seeds[0])
+        self._settings = settings
+        self._moved = moved
+
+    def is_current(self, endpoint: Endpoint) -> bool:
+        return endpoint == self._endpoint
+
+    def follow(self, wire: Wire) -> None:
+        """Use the server that the mesh has moved to from the replica at the other end, if it has.
+
+        Raises:
+            RefusedByServer: the stored URL cannot be used.
+        """
+        (url,) = wire.exchange([("HGET", RegistryKeys(self._settings.prefix).moved, wire.facts.primary)])
+        if not isinstance(url, bytes) or wire.endpoint != self._endpoint:
+            return
+        try:
+            address = (self._endpoint.moved or self._settings.address).moved_to(url.decode("utf-8", "replace"))
+        except UsageError as error:
+            raise RefusedByServer(f"the mesh has moved to a URL that cannot be used: {error}") from error
+        self._endpoint = Endpoint(address.host, address.port, moved=address)
+        before, self.name = self.name, address.redacted
+        self._moved(before, self.name)
 
 
 MOVED = "the primary is another server now"
@@ -533,17 +568,17 @@ def open_connection(
         RefusedByServer, WrongVersion: waiting does not help.
         Unavailable: try again; the text is the cause alone.
     """
-    if settings.address.kind == "tls":
-        check_tls_files(dict(settings.address.tls), settings.address.redacted)
     endpoint = resolver.resolve(on_silence)
-    address = settings.address.of_sentinels if sentinel else settings.address
+    address = endpoint.moved or (settings.address.of_sentinels if sentinel else settings.address)
+    if address.kind == "tls":
+        check_tls_files(dict(address.tls), address.redacted)
     login = _login(settings, address, sentinel=sentinel)
     raw = _raw(settings, address, endpoint, timeout)
     wire = Wire(raw, timeout or settings.socket_timeout, endpoint)
     wire.on_silence = partial(_while_silent, resolver, endpoint, on_silence)
     try:
         raw.connect()
-        if settings.address.kind == "tls":
+        if address.kind == "tls":
             with suppress(BlockingIOError):
                 # reads the server's reason to refuse the certificate; a write to the closed connection would lose it
                 wire.read_within(0)
@@ -551,11 +586,11 @@ def open_connection(
         if sentinel:
             wire.exchange([("CLIENT", "SETNAME", settings.client_name(purpose))])
         else:
-            wire.load(_greet(wire, settings.client_name(purpose), resolver.name, scripts, replica=replica))
+            wire.load(_greet(wire, settings.client_name(purpose), resolver, scripts, replica=replica))
     except BaseException as exc:
         wire.close()
         resolver.invalidate()
-        stranger = _stranger(wire, exc, settings, resolver.name, first=first)
+        stranger = _stranger(wire, exc, address.kind, resolver.name, first=first)
         error = stranger or _why_not(exc, settings, resolver, endpoint)
         if error is None:
             raise
@@ -579,19 +614,17 @@ def _why_not(
         refused = as_connect_error(error.__cause__, resolver.name, ours=ours) if error.__cause__ else None
         return refused or Unavailable(str(error))
     if cause := cause_of(error, endpoint):
-        return Unavailable(cause if isinstance(resolver, StaticEndpoint) else f"{endpoint}: {cause}")
+        fixed = isinstance(resolver, StaticEndpoint) and endpoint.moved is None
+        return Unavailable(cause if fixed else f"{endpoint}: {cause}")
     if isinstance(error, redis_errors()):
         return as_connect_error(error, resolver.name) or Unavailable(as_connection_lost(error).cause)
     return None
 
 
-def _stranger(
-    wire: Wire, error: BaseException, settings: LinkSettings, name: str, *, first: bool
-) -> RefusedByServer | None:
+def _stranger(wire: Wire, error: BaseException, kind: Kind, name: str, *, first: bool) -> RefusedByServer | None:
     """Return the error for another program at the port, or for TLS that is missing or not expected; else None."""
     if isinstance(error.__cause__, redis_py().exceptions.InvalidResponse):
         return RefusedByServer(no_server(name, wire.heard(), str(error)))
-    kind = settings.address.kind
     if not first or kind == "unix":
         return None
     if kind == "tls" and is_silent_handshake(error) and (reply := plain_reply(wire.endpoint)):
@@ -609,7 +642,7 @@ def _stranger(
 
 def _login(settings: LinkSettings, address: Address, *, sentinel: bool) -> list[tuple[str, ...]]:
     """Return the commands that authenticate and choose the database."""
-    if settings.credentials is not None and not sentinel:
+    if settings.credentials is not None and not sentinel and not address.password:
         who = settings.credentials.get(address.redacted)
     elif address.username:
         who = (address.username, address.password)
@@ -626,19 +659,24 @@ def _enter(wire: Wire, login: list[tuple[str, ...]]) -> None:
             raise reply from reply.__cause__
 
 
-def _greet(wire: Wire, client_name: str, name: str, scripts: Iterable[Script], *, replica: bool) -> list[Script]:
+def _greet(
+    wire: Wire, client_name: str, resolver: EndpointResolver, scripts: Iterable[Script], *, replica: bool
+) -> list[Script]:
     """Name the connection, check the server, and return those of `scripts` that it does not have.
 
     If the user may not ask, the server's version is assumed to be right and the scripts to be missing.
     """
     asked: list[tuple[str, ...]] = [("CLIENT", "SETNAME", client_name), *(("INFO", part) for part in INFO_SECTIONS)]
     wanted = list({script.sha: script for script in scripts}.values())
-    if not wanted:
-        _, *answers = wire.exchange(asked)
-        wire.facts = read_server_info(answers, name, replica=replica)
-        return []
-    _, *answers, known = wire.exchange([*asked, ("SCRIPT", "EXISTS", *(script.sha for script in wanted))])
-    wire.facts = read_server_info(answers, name, replica=replica)
+    if wanted:
+        asked.append(("SCRIPT", "EXISTS", *(script.sha for script in wanted)))
+    replies = wire.exchange(asked)
+    wire.facts = read_server_info(replies[1 : len(INFO_SECTIONS) + 1], resolver.name)
+    if wire.facts.role == "slave" and not replica:
+        if isinstance(resolver, MovableEndpoint):
+            resolver.follow(wire)
+        raise Unavailable("READONLY this server is a replica; only its primary can work")
+    known = replies[-1]
     if not isinstance(known, list) or len(cast("list[int]", known)) != len(wanted):
         return wanted
     return [script for script, there in zip(wanted, cast("list[int]", known), strict=True) if not there]
@@ -880,9 +918,9 @@ class Outage:
         unknown.__cause__ = error.__cause__
         return unknown
 
-    def connected(self) -> None:
-        """There is a connection. The outage ends when the server works."""
-        self.stood = True
+    def connected(self, address: str) -> None:
+        """There is a connection, to this server. The outage ends when that works."""
+        self.stood, self.address = True, address
 
     def forget(self) -> None:
         """The server is not needed any more."""

@@ -30,7 +30,7 @@ from worqr.command import Command
 from worqr.errors import NotReplicated, Unavailable, UsageError, WorqrError, note_reply
 from worqr.keys import RegistryKeys
 from worqr.link.cluster import ClusterRouter, ClusterSubscriptions, ShardEndpoint
-from worqr.link.connector import EndpointResolver, Wire, info_fields, open_connection, resolver_for
+from worqr.link.connector import EndpointResolver, MovableEndpoint, Wire, info_fields, open_connection
 from worqr.link.driver import Driver, TrioDriver, Waiter, Watch, copy_of
 from worqr.link.failures import ConnectionLost, ErrorReply
 from worqr.link.heartbeat import Heartbeat
@@ -240,7 +240,7 @@ class Link:
         self.driver: Driver = driver
         self._log_thread = LogThread()
         self.watchers: Watchers = self._log_thread.watchers
-        self._resolver: EndpointResolver = resolver_for(settings)
+        self._resolver: EndpointResolver = MovableEndpoint(settings, self._followed)
         self._sentinels: SentinelEndpoint | None = None
         if settings.address.topology == "sentinel":
             self._resolver = self._sentinels = SentinelEndpoint(settings, self._log_thread, self._moved)
@@ -456,8 +456,16 @@ class Link:
             self.driver.close()
         self._log_thread.stop()
 
+    def _followed(self, before: str, after: str) -> None:
+        """The mesh has moved to another server. Called in the thread of an attempt to connect."""
+        text = "the primary of %(service)s is %(server)s now; it was %(before)s"
+        self._log_thread.emit(
+            logger, "link.moved", text, service=self.settings.address.redacted, server=after, before=before
+        )
+        self._moved()
+
     def _moved(self) -> None:
-        """The primary has changed. Called in the thread that asks the Sentinels; heartbeats check the resolver at every beat."""
+        """The primary has changed. Called in another thread; heartbeats check the resolver at every beat."""
         if isinstance(self._client, NodeClient) and isinstance(self.subscriptions, Subscriptions):
             self.driver.post(self._client.reconsider)
             self.driver.post(self.subscriptions.reconsider)

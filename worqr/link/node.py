@@ -487,7 +487,7 @@ class NodeClient:
         if transport is None:
             return
         self.session = Session(transport, self.requests, self._producer, clustered=self._settings.clustered)
-        self.outage.connected()
+        self.outage.connected(self.connector.resolver.name)
         self._note(wire.facts)
         if not self.requests.pending:
             self._works()

@@ -173,11 +173,16 @@ DEFAULT = "the default URL"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where one connection goes: a host and a port, or the path of a socket."""
+    """Where one connection goes: a host and a port, or the path of a socket.
+
+    Attributes:
+        moved: how to connect there, if the mesh has moved there from the address of the settings.
+    """
 
     host: str = ""
     port: int = 0
     path: str = ""
+    moved: Address | None = None
 
     def __str__(self) -> str:
         return self.path or (f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}")
@@ -223,6 +228,22 @@ class Address:
     def of_sentinels(self) -> Address:
         """Return the address for connections to Sentinels, which have their own users and no databases."""
         return replace(self, db=0, username=self.sentinel_username, password=self.sentinel_password)
+
+    def moved_to(self, url: str) -> Address:
+        """Return the address of a mesh that has moved from here. What `url` does not say is as it was here: user, password
+        and files of TLS. Databases keep their numbers.
+
+        Raises:
+            UsageError: the URL is invalid, or not that of one server.
+        """
+        new = Address.parse(url)
+        if new.topology != "single" or new.kind == "unix":
+            raise UsageError(
+                f"a mesh moves to one server: write redis://HOST:PORT or rediss://HOST:PORT, got {new.redacted}"
+            )
+        if not (new.username or new.password):
+            new = replace(new, username=self.username, password=self.password)
+        return replace(new, db=self.db, tls=new.tls or (self.tls if new.kind == self.kind else ()))
 
     @classmethod
     def parse(cls, url: str) -> Address:

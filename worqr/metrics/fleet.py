@@ -20,8 +20,7 @@ import trio
 
 from worqr.client.client import Client
 from worqr.client.fleet import Fleet
-from worqr.client.inspection import RunTotalsReader
-from worqr.client.outboxes import OutboxInfo, outboxes_of
+from worqr.client.inspection import OutboxInfo, RunTotalsReader, outboxes_of
 from worqr.client.schedules import schedules_of
 from worqr.cron import Schedule
 from worqr.history_records import OUTCOMES, RUN_BOUNDS, RUN_FIELDS, RUN_SUM, WAIT_BOUNDS, WAIT_FIELDS, WAIT_SUM

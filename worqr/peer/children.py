@@ -2,7 +2,7 @@
 
 The parent notes a child in its own record before it dispatches it. The id of the child is made of the id and the life of the
 parent and of the key of the call, so a child that is dispatched again is the same job. Its end comes back into the record of
-the parent, and is there when the parent runs again. Not here: what a workflow awaits (`worqr.functions.child_job`).
+the parent, and is there when the parent runs again. Not here: what a workflow awaits (`worqr.functions.function`).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from weakref import WeakSet
 
 import trio
 
-from worqr import ops
+from worqr import child_processes, ops
 from worqr.codecs import TRY_AGAIN, StoredValues, WrongKey
 from worqr.command import Command
 from worqr.errors import ClaimLost, Unavailable, UsageError
@@ -49,7 +49,6 @@ from worqr.limits import DECLARES_NOTHING, NO_RULES
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_ITEMS, Child, NotedChildren, StartReply, Wait
-from worqr.peer import forks
 from worqr.peer.error_throttle import ErrorThrottle, sleep_aligned
 from worqr.peer.executors.offloaded import Frames, Handler, named_after
 from worqr.peer.leader.leader import Leader
@@ -204,7 +203,7 @@ class Slots:
         self._slots: set[_Slot] = set()
         self._nursery: trio.Nursery | None = None
         self._thread = threading.get_ident()
-        self._forks = forks.count
+        self._forks = child_processes.forks
 
     async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Hold the nursery of the slots."""
@@ -320,8 +319,8 @@ class Slots:
                     if run.policy.timeout is not None:
                         self.deadlines.begin(run, run.policy.timeout)
                     value = await run.host.handler(run.task)
-                    if forks.count != self._forks:
-                        forks.leave_fork(None)
+                    if child_processes.forks != self._forks:
+                        child_processes.leave_fork(None)
                     if run.cancel_reason is not None or task.child_nurseries or not _is_innermost(scope, task):
                         returned = True
                         break
@@ -336,8 +335,8 @@ class Slots:
                     self._idle.append(slot)
                     await trio.lowlevel.wait_task_rescheduled(partial(self._remove_idle, slot))
         except BaseException as raised:
-            if forks.count != self._forks:
-                forks.leave_fork(raised)
+            if child_processes.forks != self._forks:
+                child_processes.leave_fork(raised)
             if slot.run is None or trio.current_effective_deadline() == float("-inf"):
                 raise  # the slot is being cancelled, not the handler
             error = raised

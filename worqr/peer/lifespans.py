@@ -1,7 +1,7 @@
 """Lifespans: blocks that an application opens before its peer takes tasks, and closes when the peer has left.
 
 This module checks lifespans, and enters them with errors that name the remedy. Not here: the lifespan on the asyncio loop
-(`asyncio_lifespan`).
+(`executors.asyncio_loop`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from worqr.errors import UsageError
 from worqr.handler_options import RunsIn, is_async
 from worqr.log_events import emit
 from worqr.peer.context import Context, current
-from worqr.peer.executors.offloaded import Handler, named_after
-from worqr.peer.wrong_loop import (
+from worqr.peer.executors.offloaded import (
     HANDLER_REMEDY,
     MIDDLEWARE_REMEDY,
+    Handler,
     LoopName,
     detecting_wrong_loop,
     find_wrong_loop_error,
+    named_after,
 )
 from worqr.tracebacks import add_note
 

@@ -30,9 +30,9 @@ from worqr.ops import MAX_ITEMS, Result, Suspended, Wait
 from worqr.peer.context import Context
 from worqr.peer.durable import SWALLOWED, Swallowed
 from worqr.peer.error_throttle import ErrorThrottle
+from worqr.peer.executors.offloaded import with_wrong_loop_remedy
 from worqr.peer.run import FULL, SETTLED, Run, encode_result
 from worqr.peer.task_log import log_failure, log_finished, log_late, log_snoozed, log_suspended, log_timeout
-from worqr.peer.wrong_loop import with_wrong_loop_remedy
 from worqr.policy import Failure, RetryDecision, Snooze
 from worqr.records import Outcome, RemoteError, StoredRun, encode_run
 from worqr.remote_error import error_from_text, with_stderr

@@ -5,6 +5,6 @@ The drivers and SQLAlchemy are not imported here. What an application passes is 
 
 from worqr.sql.outbox import Outbox as Outbox
 from worqr.sql.outbox import Promise as Promise
-from worqr.sql.steps import TooOld as TooOld
+from worqr.sql.outbox import TooOld as TooOld
 
 __all__ = ["Outbox", "Promise", "TooOld"]

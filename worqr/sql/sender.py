@@ -25,15 +25,28 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from worqr import ops
-from worqr.client.outboxes import Facts, read_facts
+from worqr.client.inspection import OutboxFacts, read_outbox_facts
 from worqr.client.sync import sync
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable, WrongVersion
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import boottime
 from worqr.log_events import emit
 from worqr.sql.connections import Database, Rows
-from worqr.sql.rows import FAILED, HELD, MAX_TRIES, WAITING, Row, backoff_ms, options_to_send, queues_of, replicas_of
-from worqr.sql.statements import MOST_SWEPT, SWEEP_ROWS, Statement, Statements
+from worqr.sql.statements import (
+    FAILED,
+    HELD,
+    MAX_TRIES,
+    MOST_SWEPT,
+    SWEEP_ROWS,
+    WAITING,
+    Row,
+    Statement,
+    Statements,
+    backoff_ms,
+    options_to_send,
+    queues_of,
+    replicas_of,
+)
 from worqr.tracebacks import one_line
 
 if TYPE_CHECKING:
@@ -291,7 +304,7 @@ class Passes:
         self._replicas = replicas
         self._holder = os.urandom(16).hex()
         self._id = ""
-        self._facts: Facts | None = None
+        self._facts: OutboxFacts | None = None
         self._blocked: dict[str, tuple[float, float]] = {}
         self._next_at = 0.0
         self._interval = SOONEST
@@ -444,9 +457,9 @@ class Passes:
         if not reply.held:
             self._facts = None
             return False
-        known = self._facts or read_facts(reply.facts)
+        known = self._facts or read_outbox_facts(reply.facts)
         covered = known.covered if 0 <= now - known.seen <= UNSEEN_MS else now
-        self._facts = Facts(covered, now, known.rows, known.oldest, known.failed, known.held, self._sql.table)
+        self._facts = OutboxFacts(covered, now, known.rows, known.oldest, known.failed, known.held, self._sql.table)
         return True
 
     @property

@@ -5,8 +5,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import migrations, models
 
-from worqr.sql.rows import IDENTITY
-from worqr.sql.statements import NOW, Statements
+from worqr.sql.statements import IDENTITY, NOW, Statements
 
 TABLE = "worqr_outbox"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
-from worqr.child_processes import refuse_while_importing
+from worqr.child_processes import EndForks, refuse_while_importing
 from worqr.handler_options import AsyncRunsIn, RunsIn, check_runs_in, is_async
 from worqr.peer.executors.offloaded import (
     Handler,
@@ -22,7 +22,6 @@ from worqr.peer.executors.offloaded import (
     no_abort,
     thread_frames,
 )
-from worqr.peer.forks import EndForks
 from worqr.peer.run import check_thread
 from worqr.peer.scheduler import Pool, Scheduler
 from worqr.tracebacks import is_a

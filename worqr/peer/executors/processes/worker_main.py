@@ -27,6 +27,7 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from worqr import errors
+from worqr.child_processes import EndForks
 from worqr.codecs import StoredValues
 from worqr.embedded import relocate, use_embedded
 from worqr.errors import ClaimLost, UsageError, WorqrError
@@ -54,7 +55,6 @@ from worqr.peer.executors.processes.protocol import (
     requests,
     resolve,
 )
-from worqr.peer.forks import EndForks
 from worqr.peer.list_run import ListItem, ListRun
 from worqr.peer.run import Run, Save, Timer, current_run, encode_result
 from worqr.policy import (
