@@ -34,7 +34,7 @@ from tests.test_lua import WRITES
 from worqr import ops
 from worqr.command import Command
 from worqr.cron import Definition
-from worqr.keys import MARKER, QueueKeys, RegistryKeys
+from worqr.keys import MARKER, LimitKeys, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts, script
 from worqr.metrics.fleet import FleetReader
 from worqr.ops import OutboxMessage
@@ -65,6 +65,7 @@ OPERATORS_ONLY = {
     *("list_events", "read_history", "read_runs", "list_ended", "find_task"),
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
     *("ask_worker", "list_batches", "list_policies", "list_outboxes", "drop_topics"),
+    *("list_limits", "look_at_limit"),
     *("list_kept", "list_tagged", "cancel_tagged", "forget_tagged", "drop_kept_jobs", "run_again"),
 }
 RELAY_SCRIPTS = {
@@ -91,7 +92,7 @@ SCRIPTS = {
             "send_event",
         ),
         *("note_queues", "list_shards", "hold_follow_ups", "shorten_sent", "read_topics"),
-        *("take_permit", "renew_permits", "return_permit"),
+        *("take_permits", "renew_permits", "return_permit", "note_limit"),
         *("open_batch", "open_part", "seal_batch", "close_part", "cancel_batch", "read_batch", "read_part"),
         *RELAY_SCRIPTS,
     },
@@ -130,6 +131,7 @@ SCRIPTS = {
         *("page_schedules", "read_outcomes", "survey_schedules"),
         *("read_snapshot", "list_events", "read_history", "read_runs", "list_ended", "find_task"),
         *("list_batches", "read_batch", "read_part", "list_policies", "list_outboxes", "read_topics"),
+        *("list_limits", "look_at_limit"),
     },
 }
 """What the programs of each role send."""
@@ -673,6 +675,7 @@ READS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "queues": lambda mesh: mesh.queues(),
         "schedules": lambda mesh: mesh.schedules(),
         "export_schedules": lambda mesh: mesh.export_schedules(),
+        "limits": lambda mesh: mesh.limits(),
         "topics": lambda mesh: mesh.topics(),
         "workers": lambda mesh: mesh.workers(),
     },
@@ -776,6 +779,8 @@ async def test_a_viewer_reads_everything_and_changes_nothing(users: Users) -> No
     set_scene(desk)
     declared(desk)
     desk.call(ops.declare_topics(desk.g, "Q1", b"{}", ["order.paid"]))
+    desk.call(ops.note_limit(desk.g, "Q1", "tokens"))
+    desk.call(ops.take_permits(LimitKeys(desk.prefix, "Q1"), "1 9/60000", ["held"], 1, 60_000))
     definition = Definition(name="s", queue="Q1", task=b"x", every_ms=1000)
     desk.client.hset(desk.g.schedules, "def s", definition.encode())
     desk.client.delete(desk.g.watched)

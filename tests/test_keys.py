@@ -178,6 +178,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "schedules_due": "{worqr}:schedules_due",
         "schedules_seen": "{worqr}:schedules_seen",
         "outboxes": "{worqr}:outboxes",
+        "limits": "{worqr}:limits",
         "topics": "{worqr}:topics",
         "schedules_stored": "{worqr}:schedules_stored",
         "shards": "{worqr}:shards",

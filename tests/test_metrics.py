@@ -29,6 +29,7 @@ from worqr.client.inspection import OutboxInfo
 from worqr.cron import Schedule, ScheduleOutcome
 from worqr.history_records import RUN_BOUNDS, RUN_FIELDS, WAIT_BOUNDS, WAIT_FIELDS
 from worqr.hosting.peer_thread import no_health
+from worqr.limits import LimitInfo
 from worqr.link import ServerStats
 from worqr.metrics import peer_collector
 from worqr.metrics.fleet import EVENTS, FLEET, OTHER, PEER, FleetMetrics, FleetSnapshot
@@ -203,6 +204,7 @@ RAN = {"ok": 6, "raised": 1, "r0": 1, "r2": 2, "r3": 1, "r19": 2, "rs": 9_500, "
 
 
 FAILED = ScheduleOutcome("failed", from_ms(3000), 1.5, from_ms(2000), "ValueError", "no")
+LIMIT = LimitInfo("openai", 20, 3, 500, 60.0, "tokens", 40, 2, 1)
 OUTBOX = OutboxInfo("a", "worqr_outbox", 3, 7.5, 1, 0, 0.0)
 
 
@@ -217,7 +219,7 @@ def scraped(
         Schedule("t", from_ms(5000), None, paused=False),
     ]
     stats = ServerStats(1, 2, keeps_everything=True, clients=3)
-    snapshot = FleetSnapshot(mesh, 1, schedules, runs or {}, stats, [OUTBOX], 2, 7, 1, subscribed or {})
+    snapshot = FleetSnapshot(mesh, 1, schedules, runs or {}, stats, [OUTBOX], 2, 7, 1, subscribed or {}, [LIMIT])
     text, _ = exposition(fleet_collector(fleet.samples(snapshot)), "")
     return values(text.decode())
 
@@ -287,6 +289,12 @@ def test_a_mesh_has_every_metric() -> None:
         'worqr_schedule_last_seconds{schedule="s"}': 1.5,
         'worqr_schedule_paused{schedule="s"}': 1,
         'worqr_schedule_paused{schedule="t"}': 0,
+        'worqr_limit_held{limit="openai"}': 3,
+        'worqr_limit_concurrency{limit="openai"}': 20,
+        'worqr_limit_used{limit="openai",unit="tokens"}': 40,
+        'worqr_limit_rate{limit="openai",unit="tokens"}': 500,
+        'worqr_limit_waiting{limit="openai"}': 2,
+        'worqr_limit_expired{limit="openai"}': 1,
         "worqr_server_memory_bytes": 1,
         "worqr_server_max_bytes": 2,
         "worqr_server_keeps_everything": 1,

@@ -19,7 +19,7 @@ import worqr
 from tests.peer.tools import Held, until
 from tests.support.children import ROOT
 from tests.support.servers import Server
-from tests.test_metrics import FAILED, OUTBOX, RAN, mesh_info, queue, values
+from tests.test_metrics import FAILED, LIMIT, OUTBOX, RAN, mesh_info, queue, values
 from worqr.cron import Schedule
 from worqr.link import ServerStats
 from worqr.metrics import peer_collector
@@ -186,7 +186,7 @@ def test_a_mesh_has_the_values_that_prometheus_gets(exported: Exported) -> None:
     stats = ServerStats(1, 2, keeps_everything=True, clients=3)
     queues = queue('a "b"\\c', 1, finished=10), replace(queue("q", 2), held_for=2.5), queue("worqr.publish", 1)
     info = mesh_info(*queues, left_out=3)
-    snapshot = FleetSnapshot(info, 1, schedules, {"q": RAN}, stats, [OUTBOX], subscribed={"q": 1.0})
+    snapshot = FleetSnapshot(info, 1, schedules, {"q": RAN}, stats, [OUTBOX], subscribed={"q": 1.0}, limits=[LIMIT])
     samples = FleetMetrics(300).samples(snapshot)
     observe(exported.provider.get_meter("worqr"), FLEET, lambda: samples)
     text, _ = exposition(fleet_collector(samples), "")

@@ -160,8 +160,8 @@ async def test_prometheus_scrapes_a_mesh(
             *("worqr_queue_age_seconds", "worqr_queue_age_estimated"),  # no task waits
             *(
                 "worqr_queue_held_for_seconds",
-                *(name for name in FLEET if name.startswith("worqr_outbox_")),
-            ),  # nor an outbox
+                *(name for name in FLEET if name.startswith(("worqr_outbox_", "worqr_limit_"))),
+            ),  # nor an outbox, nor a limit with a name
             *(name for name in FLEET if name.startswith(("worqr_events_", "worqr_subscriber_"))),  # nor a topic
         }
         assert (FLEET.keys() | PEER.keys()) - prometheus.names() <= optional

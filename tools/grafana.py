@@ -172,6 +172,23 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         ),
         ("Since a worker has declared it", "s", {f"worqr_subscriber_seen_seconds{{{Q}}}": "{{queue}}"}),
     ),
+    "Limits with a name": (
+        (
+            "In use",
+            "short",
+            {"worqr_limit_held": "{{limit}}", "worqr_limit_concurrency": "{{limit}} at most"},
+        ),
+        (
+            "In the last period",
+            "short",
+            {"worqr_limit_used": "{{limit}} {{unit}}", "worqr_limit_rate": "{{limit}} {{unit}} at most"},
+        ),
+        (
+            "Waiting, and of dead programs",
+            "short",
+            {"worqr_limit_waiting": "{{limit}}", "worqr_limit_expired > 0": "{{limit}} of dead programs"},
+        ),
+    ),
     "Outboxes": (
         ("Rows", "short", {"worqr_outbox_rows": "{{table}} {{state}}"}),
         ("Oldest row", "s", {"worqr_outbox_oldest_seconds": "{{table}}"}),

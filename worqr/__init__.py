@@ -90,6 +90,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.job_options import Update as Update
     from worqr.limits import Lanes as Lanes
     from worqr.limits import Limit as Limit
+    from worqr.limits import LimitInfo as LimitInfo
     from worqr.mesh import Mesh as Mesh
     from worqr.mesh_records import AppInfo as AppInfo
     from worqr.mesh_records import Health as Health
@@ -166,7 +167,7 @@ _HOMES = {
     "worqr.history_records": "History HistoryPoint RunTimes",
     "worqr.hosting.peer_thread": "ThreadPeer",
     "worqr.job_options": "EnqueueOptions JobOptions Keep Update",
-    "worqr.limits": "Lanes Limit",
+    "worqr.limits": "Lanes Limit LimitInfo",
     "worqr.mesh": "Mesh",
     "worqr.mesh_records": "AppInfo Health LaneInfo LogEntry MeshInfo QueueInfo WorkerInfo",
     "worqr.peer.context": "Context current state",

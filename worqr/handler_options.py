@@ -16,7 +16,7 @@ from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
 from worqr.job_options import Keep, check_choice, encode_tags
 from worqr.keys import check_shards
-from worqr.limits import Lanes, Limit, check_limits
+from worqr.limits import MOST, Lanes, Limit, check_limits
 from worqr.policy import Policy, RetryPolicy
 from worqr.records import MOST_RECENT, Failed
 from worqr.validation import KEEP_FAILED, Seconds, check_between, check_count, is_coroutine_function, seconds
@@ -47,7 +47,11 @@ class HandlerOptions(TypedDict, total=False):
     """
     limit: Limit | Collection[Limit]
     """How many tasks of the queue may run at once, or start in a period, in the whole mesh; at most four limits, and all of them
-    hold. The worker that joined last decides. Default: none.
+    hold. The worker that joined last decides. A limit with a name holds for all functions that have it. Default: none.
+    """
+    cost: int
+    """How much of a limit with a name and a `unit` a run takes when it starts: an estimate, which ``worqr.current().cost(n)``
+    replaces by what was used. 0 to 1,000,000. Default: 1.
     """
     lanes: Lanes
     """Lines of jobs within the queue that take turns, for instance one for each customer. The worker that joined last decides
@@ -138,6 +142,7 @@ class Handling:
     batch_size: int | None = None
     batch_wait: float = 0.0
     limits: tuple[Limit, ...] = ()
+    cost: int = 1
     lanes: Lanes | None = None
     size: int = 1
     priority: int = 100
@@ -151,6 +156,38 @@ class Handling:
     tags: Callable[..., Collection[str]] | Collection[str] = ()
     lane_of: Callable[[bytes], str | None] | None = None
     lifetime: float | None = None
+
+    @property
+    def shared(self) -> list[Limit]:
+        """The limits with a name."""
+        return [each for each in self.limits if each.name is not None]
+
+    @property
+    def own(self) -> list[Limit]:
+        """The limits of the queue alone."""
+        return [each for each in self.limits if each.name is None]
+
+    def cost_of(self, limit: Limit) -> int:
+        """Return how much of a limit with a name a run takes when it starts."""
+        return self.cost if limit.unit else 1
+
+    def check_shared(self, *, costs: bool) -> None:
+        """Raise UsageError if the limits with a name are not possible. `costs`: a cost was given."""
+        if self.shared and self.batch_size is not None:
+            raise UsageError(
+                f"the limit {self.shared[0].name!r} has a name, and a handler of lists takes several tasks at once: write "
+                f"`async with mesh.limit(...)` in the handler"
+            )
+        if costs and not any(each.unit for each in self.shared):
+            raise UsageError(
+                "cost is for a limit with a name and a unit: write limit=worqr.Limit(rate=100_000, per=60, unit='tokens', "
+                "name='openai')"
+            )
+        for each in self.shared:
+            if each.rate is not None and self.cost_of(each) > each.rate:
+                raise UsageError(
+                    f"cost {self.cost:,} is above limit {each.name!r}, which allows {each}: no task could start"
+                )
 
     def check_failing(self, name: str) -> None:
         """Raise UsageError if options of a failure handler were given, and `name` has none."""
@@ -200,10 +237,12 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
         on_failure=found.get("on_failure") is not None,
     )
     policy = replace(policy, workflow=where == "workflow", schedulable=bool(found.get("schedulable")))
-    return Handling(policy, _failing(options), **found)
+    how = Handling(policy, _failing(options), **found)
+    how.check_shared(costs="cost" in options)
+    return how
 
 
-OF_ONE_FUNCTION: Final = ("limit", "lanes", "runs_in", "shards")
+OF_ONE_FUNCTION: Final = ("limit", "cost", "lanes", "runs_in", "shards")
 """The options that no default can give: each function has a limit, lanes and shards of its own."""
 
 
@@ -265,7 +304,8 @@ _FIELDS: Final = {"limit": "limits"}
 """Fields of `Handling` that have another name than their option."""
 _CHECKS: Final[Mapping[str, Callable[[Any, str], object]]] = {
     "concurrency": _count_or_none,
-    "limit": check_limits,
+    "limit": lambda value, what: check_limits(value, what, named=True),
+    "cost": lambda value, _what: check_between(value, "cost", 0, MOST),
     "lanes": _check_lanes,
     "size": check_count,
     "priority": check_count,

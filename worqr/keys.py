@@ -189,8 +189,13 @@ class LimitKeys:
 
     @property
     def permits(self) -> str:
-        """HASH: permit -> its cost, then the period and the moment of its start for each rate."""
+        """HASH: permit -> its cost, then the period and the moment of its start for each rate; or ~ and how many callers wait."""
         return f"{self.base}:permits"
+
+    @property
+    def waiting(self) -> str:
+        """ZSET of the permits that callers wait for, by the time in ms until which that is known."""
+        return f"{self.base}:waiting"
 
     @property
     def turn(self) -> str:
@@ -650,6 +655,13 @@ class RegistryKeys:
         sweep.
         """
         return f"{self.base}:outboxes"
+
+    @property
+    def limits(self) -> str:
+        """HASH: the name of a limit -> when a program noted that it uses it, in ms, a space and its unit; expires 30 days after
+        the last note.
+        """
+        return f"{self.base}:limits"
 
     @property
     def topics(self) -> str:

@@ -29,6 +29,7 @@ SHORTEST: Final = 0.01
 LONGEST: Final = 31 * 86400.0
 """Seconds: the bounds of `per`."""
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_UNIT: Final = r"(\w[\w .-]{0,39})?"
 _RATE: Final = re.compile(r"(\d{1,6})\s*(?:/\s*([smhd])[a-z]*)?")
 HELD_BACK: Final = {
     "": "",
@@ -66,6 +67,8 @@ class Limit:
     """The name under which code of several functions and programs shares the limit, by ``mesh.limit``; None: it is the limit of
     one function.
     """
+    unit: str = field(default="", kw_only=True)
+    """What the rate counts, such as ``tokens``, for lists and errors. Only for a limit with a name and a rate. Empty: calls."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -74,6 +77,7 @@ class Limit:
             raise UsageError("a Limit needs a concurrency or a rate: write Limit(10), or Limit(rate=100, per=60)")
         _check_number(self.concurrency, "concurrency")
         _check_number(self.rate, "rate", self.per)
+        self._check_unit()
         if self.rate is None:
             if self.per is not None:
                 raise UsageError("a Limit has per only with a rate: write Limit(rate=100, per=60)")
@@ -83,9 +87,19 @@ class Limit:
             raise UsageError(f"per of a Limit must be 0.01 s to 31 days, not {per:g} s")
         object.__setattr__(self, "per", per)
 
+    def _check_unit(self) -> None:
+        if not isinstance(self.unit, str) or not re.fullmatch(_UNIT, self.unit):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"unit of a Limit must be a word like 'tokens', up to 40 characters, not {self.unit!r}")
+        if self.unit and (self.name is None or self.rate is None):
+            raise UsageError(
+                f"a Limit has a unit only with a rate and a name: write Limit(rate=100_000, per=60, unit={self.unit!r}, "
+                f"name='...')"
+            )
+
     def __str__(self) -> str:
         running = None if self.concurrency is None else f"{self.concurrency:,} at once"
-        rate = None if self.rate is None else f"{self.rate:,} per {_duration(cast('float', self.per))}"
+        unit = f" {self.unit}" if self.unit else ""
+        rate = None if self.rate is None else f"{self.rate:,}{unit} per {_duration(cast('float', self.per))}"
         return ", ".join(filter(None, (running, rate)))
 
 
@@ -121,11 +135,44 @@ def describe_limits(limits: Iterable[Limit]) -> str:
     return ", ".join(map(str, limits)) or "no limit"
 
 
-def check_limits(value: object, where: str) -> tuple[Limit, ...]:
-    """Return one limit, or a collection of them, as a tuple.
+@dataclass(frozen=True, slots=True)
+class LimitInfo:
+    """A limit with a name, and how much of it is in use."""
+
+    name: str
+    """Its name."""
+    concurrency: int | None
+    """How many permits may be held at once; None: any number."""
+    held: int
+    """How many are held."""
+    rate: int | None
+    """How much may be started in any period of `per` seconds; None: any number."""
+    per: float | None
+    """The period in seconds; None without a rate."""
+    unit: str
+    """What the rate counts; empty: calls."""
+    used: int | None
+    """What was started in the last period; None without a rate."""
+    waiting: int
+    """Blocks, and functions of workers, that wait for a permit."""
+    expired: int
+    """Permits, not counted in `held`, of programs that died while they held them. The next caller frees them."""
+
+    @property
+    def bound(self) -> str:
+        """The numbers of the limit in words: ``20 at once, 100,000 tokens per minute``."""
+        unit = f" {self.unit}" if self.unit else ""
+        return ", ".join(
+            ([] if self.concurrency is None else [f"{self.concurrency:,} at once"])
+            + ([] if self.rate is None else [f"{self.rate:,}{unit} per {_duration(self.per or 1.0)}"])
+        )
+
+
+def check_limits(value: object, where: str, *, named: bool = False) -> tuple[Limit, ...]:
+    """Return one limit, or a collection of them, as a tuple. `named`: limits with a name are possible there.
 
     Raises:
-        UsageError: it is something else, or there are too many, or one has a name.
+        UsageError: it is something else, or there are too many, or two have one name, or one has a name where none is possible.
     """
     limits = (value,) if isinstance(value, Limit) else value
     if not isinstance(limits, Collection) or not all(
@@ -135,10 +182,13 @@ def check_limits(value: object, where: str) -> tuple[Limit, ...]:
     found = tuple(cast("Collection[Limit]", limits))
     if len(found) > MOST_LIMITS:
         raise UsageError(f"{where}: a queue may have {MOST_LIMITS} limits, not {len(found)}")
-    if (named := next((each.name for each in found if each.name is not None), None)) is not None:
+    names = [each.name for each in found if each.name is not None]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{where}: two limits have one name: write Limit(20, rate=100, per=60, name={names[0]!r})")
+    if names and not named:
         raise UsageError(
-            f"{where}: the limit {named!r} has a name, so that several functions share it: leave the name out here, and write "
-            f"`async with mesh.limit(...)` in the functions"
+            f"{where}: the limit {names[0]!r} has a name, so that several functions share it: leave the name out here, and write "
+            f"@mesh.task(limit=...), or `async with mesh.limit(...)` in the functions"
         )
     return found
 

@@ -197,6 +197,16 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "limit.replaced": _event(
         WARNING, "programs give different numbers for one named limit; once for each", "limit before limits"
     ),
+    "limit.unlisted": _event(
+        WARNING,
+        "that a named limit is in use could not be noted, so `worqr limits` may not list it",
+        "limit error",
+    ),
+    "permits.refused": _event(
+        ERROR,
+        "the server refuses permits of a named limit to a function, so none of its tasks starts",
+        "queue limit error",
+    ),
     "permit.unrenewed": _event(
         WARNING,
         "permits of a named limit could not be renewed, and may be granted to others",

@@ -27,6 +27,7 @@ Beside = Callable[..., Awaitable[Answer]]
     [
         (("queues",), "no queue holds tasks or has workers"),
         (("workers",), "no worker is registered; start one with `worqr run package.module:mesh`"),
+        (("limits",), "no program has used a limit with a name: write worqr.Limit(20, name='openai')"),
         (("schedules",), "no worker has declared a schedule"),
         (("schedules", "list"), "no worker has declared a schedule"),
     ],
@@ -34,6 +35,27 @@ Beside = Callable[..., Awaitable[Answer]]
 def test_nothing_is_a_note_beside_an_empty_list(cli: Command, words: tuple[str, ...], note: str) -> None:
     assert cli(*words) == Answer(0, "", f"worqr: {note}\n")
     assert cli(*words, "--json") == Answer(0, "", "")
+
+
+async def test_limits_with_a_name_are_listed_with_what_is_in_use(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect(), mesh.limit(worqr.Limit(20, rate=500, per=60, unit="tokens", name="openai"), cost=90):
+        header, row = (await beside("limits")).lines
+        assert header.split() == ["limit", "allows", "in", "use", "in", "period", "waiting", "expired", "state"]
+        assert row.split() == [
+            *["openai", "20", "at", "once,", "500", "tokens", "per", "minute", "1", "90", "0", "0", "-"]
+        ]
+        [found] = (await beside("limits", "--json")).json
+        assert found == {
+            "name": "openai",
+            "concurrency": 20,
+            "held": 1,
+            "rate": 500,
+            "per": 60.0,
+            "unit": "tokens",
+            "used": 90,
+            "waiting": 0,
+            "expired": 0,
+        }
 
 
 async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh: worqr.Mesh) -> None:

@@ -93,7 +93,7 @@ async def test_a_block_that_ends_in_any_way_gives_its_permit_back(mesh: worqr.Me
             async with mesh.limit(ONE):
                 assert client_of(mesh).permits.held_of(keys_of(mesh)) != []
         assert client_of(mesh).permits.held_of(keys_of(mesh)) == []
-        assert await client_of(mesh).ask(ops.take_permit(keys_of(mesh), "1", "x", 1, 0)) == ops.PermitReply("ok")
+        assert await client_of(mesh).ask(ops.take_permits(keys_of(mesh), "1", ["x"], 1, 0)) == ops.PermitReply("ok", 1)
 
 
 async def test_a_permit_is_renewed_while_its_block_runs_and_that_of_the_dead_is_free(
@@ -102,11 +102,11 @@ async def test_a_permit_is_renewed_while_its_block_runs_and_that_of_the_dead_is_
     monkeypatch.setattr(permits, "RENEW_EVERY", 0.05)
     async with mesh.connect():
         ask = client_of(mesh).ask
-        await ask(ops.take_permit(keys_of(mesh), "1", "dead", 1, 300))
+        await ask(ops.take_permits(keys_of(mesh), "1", ["dead"], 1, 300))
         monkeypatch.setattr(permits, "LEASE", 1.0)
         with trio.fail_after(PATIENCE):
             async with mesh.limit(ONE):
-                refused = partial(ask, ops.take_permit(keys_of(mesh), "1", "x", 1, 0))
+                refused = partial(ask, ops.take_permits(keys_of(mesh), "1", ["x"], 1, 0))
                 left = (await refused()).number
                 while (now := (await refused()).number) <= left:  # less is left, until it is renewed
                     left = now
@@ -144,7 +144,7 @@ async def test_a_worker_that_is_killed_in_a_handler_keeps_no_permit(mesh: worqr.
 async def look_after_the_kill(mesh: worqr.Mesh, child: Child) -> None:
     async with mesh.connect():
         keys = keys_of(mesh)
-        assert (await client_of(mesh).ask(ops.take_permit(keys, "1", "x", 1, 0))).word == "wait"
+        assert (await client_of(mesh).ask(ops.take_permits(keys, "1", ["x"], 1, 0))).word == "wait"
         child.kill()
         with trio.fail_after(PATIENCE):
             async with mesh.limit(ONE):
@@ -193,12 +193,41 @@ async def test_other_numbers_are_logged_once(
     assert "limit 'api' as 1 at once; 2 at once holds" in told[0].getMessage()
 
 
+async def test_limits_are_listed_with_what_is_in_use(mesh: worqr.Mesh, new_mesh: NewMesh) -> None:
+    tokens, other = worqr.Limit(2, rate=500, per=60, name="api", unit="tokens"), new_mesh()
+    assert str(tokens) == "2 at once, 500 tokens per minute"
+
+    async def use(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with mesh.limit(tokens, cost=100):
+            task_status.started()
+            await trio.sleep_forever()
+
+    async with mesh.connect(), other.connect(), trio.open_nursery() as nursery:
+        assert await other.limits() == []
+        async with other.limit(worqr.Limit(1, name="Api")):
+            pass
+        for _ in range(2):
+            await nursery.start(use)
+        for _ in range(3):
+            nursery.start_soon(use)
+        with trio.fail_after(PATIENCE):
+            while (found := await other.limits())[1].waiting < 3:
+                await trio.lowlevel.checkpoint()
+        assert found == [
+            worqr.LimitInfo("Api", 1, 0, None, None, "", None, 0, 0),
+            worqr.LimitInfo("api", 2, 2, 500, 60.0, "tokens", 200, 3, 0),
+        ]
+        assert [each.bound for each in found] == ["1 at once", "2 at once, 500 tokens per minute"]
+        nursery.cancel_scope.cancel()
+
+
 async def test_wrong_uses_have_a_remedy(mesh: worqr.Mesh) -> None:
     async with mesh.connect():
         for limit, cost, words in (
             (worqr.Limit(1), 1, "needs a limit with a name"),
             ("nobody", 1, "no program has used limit 'nobody'"),
-            (worqr.Limit(rate=5, name="api"), 6, "cost 6 is above limit 'api', which allows 5"),
+            (worqr.Limit(rate=5, name="api"), 6, "cost 6 is above limit 'api', which allows 5 in"),
+            (worqr.Limit(rate=5, name="api", unit="tokens"), 6, "limit 'api', which allows 5 tokens in"),
             (ONE, -1, "cost of a permit"),
         ):
             with pytest.raises(UsageError, match=words):
@@ -206,8 +235,11 @@ async def test_wrong_uses_have_a_remedy(mesh: worqr.Mesh) -> None:
                     pass
     with pytest.raises(UsageError, match="name of a Limit"):
         worqr.Limit(1, name="a{b")
-    with pytest.raises(UsageError, match="leave the name out here"):
-        mesh.task(limit=ONE)(print)
+    with pytest.raises(UsageError, match="must be a word like 'tokens'"):
+        worqr.Limit(rate=1, name="api", unit="\n")
+    for wrong in ({"concurrency": 1, "name": "api"}, {"rate": 1}):
+        with pytest.raises(UsageError, match="a unit only with a rate and a name"):
+            worqr.Limit(**wrong, unit="tokens")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="leave the name out here"):
         worqr.Lanes(limit=ONE)
 

@@ -20,7 +20,7 @@ from tests.support.patience import PATIENCE
 from worqr import ops
 from worqr.dashboard.app import ROUTES
 from worqr.inside import client_of
-from worqr.keys import RegistryKeys
+from worqr.keys import LimitKeys, RegistryKeys
 
 JOB = "job-1"
 QUERIES: dict[str, list[dict[str, str]]] = {
@@ -57,6 +57,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/schedule-form": [{}, {"queue": "{typed}"}, {"edit": "yes", "name": "report/acme"}],
     "/topics": [{}],
     "/api/v1/topics": [{}, {"format": "csv"}],
+    "/api/v1/limits": [{}, {"format": "csv"}],
     "/log": [{}, {"kind": "paused", "queue": "{queue}"}],
     "/server": [{}],
     "/search": [{"q": "{job}"}, {"q": "{queue}"}, {"queue": "{queue}", "payload": "{job}"}],
@@ -216,6 +217,8 @@ async def _fill(mesh: worqr.Mesh, names: Mapping[str, str], texts: Texts) -> Non
     await mesh.queue(names["typed"]).enqueue(texts.payload)
     facts = json.dumps({"app": texts.app}).encode()
     await client_of(mesh).ask(ops.declare_topics(RegistryKeys(mesh.prefix), names["typed"], facts, [texts.lane]))
+    await client_of(mesh).ask(ops.note_limit(RegistryKeys(mesh.prefix), "api", texts.lane))
+    await client_of(mesh).ask(ops.take_permits(LimitKeys(mesh.prefix, "api"), "1 9/60000", ["held"], 1, 60_000))
     await mesh.queue(names["slow"]).dispatch(texts.payload, id=texts.job, meta=meta)
     await mesh.queue(names["slow"]).enqueue(texts.payload)
     flow = mesh.functions[names["flow"]].options(id=texts.job)

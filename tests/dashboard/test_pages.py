@@ -26,6 +26,7 @@ from worqr.dashboard.graphs import PLANS
 from worqr.dashboard.pages import advice, request_text
 from worqr.dashboard.request import notice
 from worqr.dashboard.state import MeshState, Rates, needs_of, rates_between, state_numbers
+from worqr.keys import LimitKeys
 from worqr.mesh_records import AppInfo, MeshInfo, QueueInfo
 from worqr.views import values
 from worqr.views.tables import age_text
@@ -1045,3 +1046,22 @@ async def test_topics_have_their_subscribers_and_what_these_got_and_refused(
     site.viewer = Viewer("bob", ("look",), queues=("mails",))
     page = (await site.get("/topics")).text
     assert ("order.paid" in page, "secret" in page, "Published" in page) == (True, False, False)
+
+
+@LEFT
+async def test_limits_with_a_name_are_on_the_page_of_queues_with_what_dead_programs_hold(
+    connected: worqr.Mesh, server: Server, prefix: str, site: Site
+) -> None:
+    desk, keys = Desk(server.client(), prefix), LimitKeys(prefix, "openai")
+    desk.call(ops.note_limit(desk.g, "openai", "tokens"))
+    desk.call(ops.take_permits(keys, "2 500/60000", ["dead", "alive"], 40, 60_000))
+    desk.call(ops.take_permits(keys, "2 500/60000", ["waits"], 40, 60_000, 3))
+    desk.client.zadd(keys.held, {"dead": 1})
+    page = " ".join(text_of((await site.get("/queues")).text).split())
+    assert "openai 1 of dead programs rate reached 2 at once, 500 tokens per minute 1 80 3" in page
+    [row] = (await site.get("/api/v1/limits")).json()["rows"]
+    assert (row["name"], row["held"], row["expired"], row["used"], row["waiting"]) == ("openai", 1, 1, 80, 3)
+    assert "openai,2,1,500,60.0,tokens,80,3,1" in (await site.get("/api/v1/limits", format="csv")).text
+    site.viewer = Viewer("bob", ("look",), queues=("mails",))
+    assert "openai" not in (await site.get("/queues")).text
+    assert (await site.get("/api/v1/limits")).status_code == 403

@@ -20,7 +20,7 @@ FILES = [
     *(path for path in (ROOT / "deploy").rglob("*") if path.suffix in {".yaml", ".json"}),
 ]
 NAME = re.compile(
-    r"\bworqr_(?:up|has|queues?|workers?|tasks|runs?|wait|schedules?|server|peer|snapshot|events|subscriber|outbox_rows|outbox_oldest|outbox_unseen)"
+    r"\bworqr_(?:up|has|queues?|workers?|tasks|runs?|wait|schedules?|server|peer|snapshot|events|subscriber|limit|outbox_rows|outbox_oldest|outbox_unseen)"
     r"(?:_[a-z_]+)?\b"
 )
 

@@ -216,7 +216,7 @@ def test_every_key_and_channel_is_on_the_page() -> None:
     text = (REFERENCE / "wire.md").read_text("utf-8")
     assert {key for key in there - {"", "{worqr}"} if f"`{key}`" not in text} == set()
     written = {end for script in all_scripts() for end in re.findall(r"\.\. '(:[a-z_]+)'", script.text)}
-    written -= {":held", ":permits", ":turn", ":free"}  # of a named limit
+    written -= {":held", ":waiting", ":permits", ":turn", ":free"}  # of a named limit
     written -= {":parts", ":members", ":follow_ups"}  # they follow the key of a batch, and of a part
     assert {end for end in written if f"`worqr:{{Q1}}{end}`" not in text and f"`{{worqr}}{end}`" not in text} == set()
 

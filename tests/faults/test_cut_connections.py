@@ -327,6 +327,7 @@ async def _life_of_a_permit(mesh: worqr.Mesh, prefix: str) -> None:
         [held] = mesh._client.permits.held_of(keys)
         await mesh._client.ask(ops.renew_permits(keys, [held], 10_000))
         permit.cost(1)
+        assert [(each.name, each.held) for each in await mesh.limits()] == [("api", 1)]
     assert await mesh._client.ask(ops.return_permit(keys, held)) is False
 
 

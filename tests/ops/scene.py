@@ -316,7 +316,12 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "list_marks": lambda q, g, scene: ops.list_marks(q, [scene.raw, scene.marked]),
     "lease_outbox": lambda q, g, scene: ops.lease_outbox(g, OUTBOX, "A", 60_000, '{"rows":2}'),
     "list_outboxes": lambda q, g, scene: ops.list_outboxes(g),
-    "take_permit": lambda q, g, scene: ops.take_permit(LimitKeys(g.prefix, "Q2"), "9 50/60000", "next", 5, 10_000),
+    "take_permits": lambda q, g, scene: ops.take_permits(
+        LimitKeys(g.prefix, "Q2"), "9 50/60000", ["next", "then"], 5, 10_000
+    ),
+    "look_at_limit": lambda q, g, scene: ops.look_at_limit(LimitKeys(g.prefix, "Q2")),
+    "note_limit": lambda q, g, scene: ops.note_limit(g, "Q2", "tokens"),
+    "list_limits": lambda q, g, scene: ops.list_limits(g),
     "return_permit": lambda q, g, scene: ops.return_permit(LimitKeys(g.prefix, "Q2"), "held", 3),
     "renew_permits": lambda q, g, scene: ops.renew_permits(LimitKeys(g.prefix, "Q2"), ["held"], 10_000),
     "declare_topics": lambda q, g, scene: ops.declare_topics(g, "Q1", b"{}", ["order.*"]),
@@ -420,8 +425,10 @@ def outdate(desk: Desk) -> None:
 
 def take_permit(desk: Desk, keys: LimitKeys) -> None:
     """A permit is held, a lease has ended, and a start has left the window."""
-    desk.call(ops.take_permit(keys, "9 50/60000", "held", 5, 60_000))
+    desk.call(ops.take_permits(keys, "9 50/60000", ["held"], 5, 60_000))
     desk.client.zadd(keys.held, {"lapsed": PAST})
+    desk.client.zadd(keys.waiting, {"waits": FUTURE, "gave up": PAST})
+    desk.client.hset(keys.permits, mapping={"waits": "~3", "gave up": "~2"})
     desk.client.rpush(keys.moments("60000"), PAST)
 
 
@@ -440,8 +447,11 @@ BEFORE: dict[str, Callable[[Desk], object]] = {
         lambda desk: desk.call(ops.declare_topics(desk.g, "Q1", b"{}", ["order.paid"])),
     ),
     **dict.fromkeys(
-        ("take_permit", "return_permit", "renew_permits"),
+        ("take_permits", "return_permit", "renew_permits", "look_at_limit"),
         lambda desk: take_permit(desk, LimitKeys(desk.prefix, "Q2")),
+    ),
+    **dict.fromkeys(
+        ("note_limit", "list_limits"), lambda desk: desk.client.hset(desk.g.limits, mapping={"old": "1 ", "Q2": "9e9 "})
     ),
     **dict.fromkeys(("drop_outdated_schedules", "drop_outdated_topics"), outdate),
     "trim_kept": lambda desk: desk.client.delete(*[key for key in desk.all_keys() if b":done:" in key]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import ANY
+
 import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +22,7 @@ def limit_of(desk: Desk) -> LimitKeys:
 
 
 def take(desk: Desk, permit: str, cost: int = 1, limits: str = "2 10/60000", lease_ms: int = 10_000) -> PermitReply:
-    return desk.call(ops.take_permit(limit_of(desk), limits, permit, cost, lease_ms))
+    return desk.call(ops.take_permits(limit_of(desk), limits, [permit], cost, lease_ms))
 
 
 def give_back(desk: Desk, permit: str, used: int | None = None) -> bool:
@@ -42,16 +44,18 @@ def age(desk: Desk, ms: int) -> None:
         desk.client.rpush(moments, int(moment) - ms)
     desk.client.hset(costs, mapping={k if k == b"total" else str(int(k) - ms).encode(): v for k, v in table.items()})
     for permit, record in desk.client.hgetall(keys.permits).items():
+        if record[:1] == b"~":
+            continue
         cost, period, moment = record.split()
         desk.client.hset(keys.permits, permit, b"%b %b %d" % (cost, period, int(moment) - ms))
 
 
 def test_a_permit_is_granted_while_both_limits_allow_it(desk: Desk) -> None:
-    assert take(desk, "a") == take(desk, "b") == PermitReply("ok")
+    assert take(desk, "a") == take(desk, "b") == PermitReply("ok", 1)
     assert (refused := take(desk, "c")).word == "wait"
     assert 0 < refused.number <= 10_000  # until the first lease ends
     assert give_back(desk, "a")
-    assert take(desk, "c") == PermitReply("ok")
+    assert take(desk, "c") == PermitReply("ok", 1)
     assert spent(desk) == 3
 
 
@@ -82,7 +86,7 @@ def test_a_period_has_never_more_than_the_rate_and_what_fits_is_granted(
 def test_a_permit_that_is_taken_twice_counts_once(desk: Desk) -> None:
     take(desk, "a", 5)
     with desk.nothing_changes():
-        assert take(desk, "a", 5) == PermitReply("ok")
+        assert take(desk, "a", 5) == PermitReply("ok", 1)
     assert give_back(desk, "a", 2)
     with desk.nothing_changes():
         assert not give_back(desk, "a", 2)
@@ -110,7 +114,7 @@ def test_the_dead_hold_a_permit_until_their_lease_ends_and_a_renewal_prolongs_it
     assert take(desk, "c").word == "ok"
     assert take(desk, "d").word == "wait"
     assert desk.client.zrange(keys.held, 0, -1) == [b"c", b"alive"]
-    assert desk.client.hkeys(keys.permits) == [b"alive", b"c"]
+    assert desk.client.hgetall(keys.permits) == {b"alive": ANY, b"c": ANY, b"d": b"~1"}
 
 
 def test_a_lease_of_the_far_future_was_taken_before_the_clock_was_set_back(desk: Desk) -> None:
@@ -175,3 +179,68 @@ def test_a_key_of_another_type_is_an_error_before_the_first_write(desk: Desk, ke
     desk.client.rpush(getattr(keys, key), "foreign")
     with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         take(desk, "b")
+
+
+def look(desk: Desk) -> ops.LimitUse:
+    use = desk.call(ops.look_at_limit(limit_of(desk)))
+    assert use is not None
+    return use
+
+
+def test_a_look_has_what_is_held_spent_and_waited_for_and_changes_nothing(desk: Desk) -> None:
+    assert desk.call(ops.look_at_limit(limit_of(desk))) is None
+    take(desk, "old", 4)
+    age(desk, PERIOD + 100)
+    give_back(desk, "old")
+    take(desk, "a", 3)
+    take(desk, "dead", 2)
+    desk.call(ops.take_permits(limit_of(desk), "2 10/60000", ["c"], 1, 10_000, 7))
+    with desk.nothing_changes():
+        assert look(desk) == ops.LimitUse("2 10/60000", 2, 0, 7, [5])
+    desk.client.zadd(limit_of(desk).held, {"dead": desk.now() - 1})
+    assert look(desk) == ops.LimitUse("2 10/60000", 2, 1, 7, [5])
+    assert take(desk, "c").word == "ok"  # frees that of the dead
+    assert look(desk) == ops.LimitUse("2 10/60000", 2, 0, 0, [6])
+
+
+def test_those_who_wait_are_forgotten_when_they_give_up_or_ask_no_more(desk: Desk) -> None:
+    take(desk, "a", limits="1")
+    take(desk, "b", limits="1")
+    assert look(desk).waiting == 1
+    give_back(desk, "b")
+    assert look(desk).waiting == 0
+    take(desk, "c", limits="1")
+    desk.client.zadd(limit_of(desk).waiting, {"c": desk.now() - 1})
+    assert look(desk).waiting == 0
+    take(desk, "d", limits="1")
+    assert desk.client.zrange(limit_of(desk).waiting, 0, -1) == [b"d"]
+
+
+def test_as_many_of_the_permits_are_granted_as_there_is_room_for(desk: Desk) -> None:
+    def take_all(*permits: str) -> PermitReply:
+        return desk.call(ops.take_permits(limit_of(desk), "3 10/60000", permits, 4, 10_000))
+
+    assert take_all("a", "b", "c") == PermitReply("ok", 2)  # three would cost 12
+    with desk.nothing_changes():
+        assert take_all("a", "b") == PermitReply("ok", 2)
+    assert take_all("d").word == "wait"
+    assert spent(desk) == 8
+
+
+def test_who_waits_for_a_permit_gets_it_before_those_who_take_one_again_and_again(desk: Desk) -> None:
+    take(desk, "a", limits="1")
+    assert take(desk, "waits", limits="1").word == "wait"
+    give_back(desk, "a")
+    assert take(desk, "a again", limits="1").word == "wait"
+    assert take(desk, "waits", limits="1").word == "ok"
+
+
+def test_limits_are_listed_for_30_days_after_the_last_note(desk: Desk) -> None:
+    day = 86_400_000
+    desk.client.hset(desk.g.limits, mapping={"old": f"{desk.now() - 31 * day} ", "new": f"{desk.now() - 29 * day} a b"})
+    assert desk.call(ops.list_limits(desk.g)) == {"new": "a b"}
+    desk.call(ops.note_limit(desk.g, "api", "tokens"))
+    assert desk.call(ops.list_limits(desk.g)) == {"new": "a b", "api": "tokens"}
+    assert desk.client.hkeys(desk.g.limits) == [b"new", b"api"]
+    desk.client.hset(desk.g.limits, "odd", "1e999")
+    assert "odd" not in desk.call(ops.list_limits(desk.g))

@@ -541,3 +541,8 @@ def lose(task: bytes) -> str:
         Path(f"{task.decode()}.lost").touch()
         raise
     return ""
+
+
+def use_tokens(task: bytes) -> None:
+    """The task is what it uses of a limit."""
+    worqr.current().cost(int(task))

@@ -38,6 +38,7 @@ class Desk:
         self.said: list[tuple[float | None, str]] = []
         self.extended: list[float] = []
         self.saves: list[Save] = []
+        self.costs: list[int] = []
         self._news = trio.Event()
 
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
@@ -49,6 +50,10 @@ class Desk:
 
     def extend(self, run: Run[Any], seconds: float) -> None:
         self.extended.append(seconds)
+        self._tell()
+
+    def note_cost(self, run: Run[Any], used: int) -> None:
+        self.costs.append(used)
         self._tell()
 
     def save(self, run: Run[Any], save: Save) -> Future[None]:

@@ -39,8 +39,9 @@ EXPIRING = (
         "{*}*-limit:moments:*",
         "{*}*-limit:costs:*",
         "{*}*-limit:turn",
+        "{*}*-limit:waiting",
     ),
-    *("log", "schedules", "schedules_due", "schedules_seen", "leader", "outboxes"),
+    *("log", "schedules", "schedules_due", "schedules_seen", "leader", "outboxes", "limits"),
 )
 """The keys that may expire, by their `short` names, as the page about the wire says. Any other key that does is a leak."""
 

@@ -41,7 +41,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "metrics": "mesh_commands",
         "health": "health",
         "schedules": "schedule_commands",
-        "topics": "mesh_commands",
+        **dict.fromkeys(("topics", "limits"), "mesh_commands"),
         "dashboard": "dashboard",
         "script": "script",
         **dict.fromkeys(("schema", "client"), "client"),

@@ -1,5 +1,5 @@
-"""The commands that show the mesh: ``worqr info``, ``workers``, ``log``, ``history`` as curves, ``topics``, ``metrics`` for
-Prometheus, and ``outbox``.
+"""The commands that show the mesh: ``worqr info``, ``workers``, ``limits``, ``log``, ``history`` as curves, ``topics``,
+``metrics`` for Prometheus, and ``outbox``.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
 from worqr.inside import client_of
 from worqr.mesh_records import MAX_UNHEALTHY
 from worqr.metrics.fleet import GIVE_UP_AFTER, FleetMetrics, FleetReader, FleetSnapshot
-from worqr.views.tables import APPS, HISTORY, LOG, OUTBOX_ROWS, OUTBOXES, TOPICS, fields_of, workers_table
+from worqr.views.tables import APPS, HISTORY, LIMITS, LOG, OUTBOX_ROWS, OUTBOXES, TOPICS, fields_of, workers_table
 from worqr.views.values import short_time, span
 from worqr.views.values import worker as short_worker
 
 if TYPE_CHECKING:
     from worqr.client.topics import Subscription
+    from worqr.limits import LimitInfo
     from worqr.mesh import Mesh
     from worqr.mesh_records import LogEntry, MeshInfo, WorkerInfo
     from worqr.sql import Outbox
@@ -185,6 +186,20 @@ def info(
     if found.apps:
         print()
         show_table(APPS.columns, list(found.apps.items()))
+
+
+def limits(*, json: JsonLines = False, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
+    """List the limits that functions share by a name, and how much of each is in use.
+
+    A limit that no program has used for 30 days is left out. `worqr limit` shows the limits of one queue.
+    """
+
+    async def command(mesh: Mesh) -> list[LimitInfo]:
+        return await mesh.limits()
+
+    found = run_connected(connect, command)
+    nothing = "no program has used a limit with a name: write worqr.Limit(20, name='openai')"
+    print_list(LIMITS, found, asdict, json=json, nothing=nothing)
 
 
 MOST_ENTRIES: Final = 1000

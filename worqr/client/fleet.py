@@ -17,9 +17,11 @@ from worqr.client.client import Client
 from worqr.client.events import ConnectionEvent, connection_events_of
 from worqr.client.finished import forget_jobs_of, forgotten_in_all
 from worqr.client.inspection import all_shards, all_workers, queue_names, read_log, status_of
+from worqr.client.permits import named_limits
 from worqr.errors import UsageError, WorqrError
 from worqr.job_options import check_id, check_tag
 from worqr.keys import QueueKeys, RegistryKeys, shard_of
+from worqr.limits import LimitInfo
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.mesh_records import LogEntry, MeshInfo, WorkerInfo
@@ -71,6 +73,16 @@ class Fleet:
             Unavailable: The server did not reply within `patience`.
         """
         return await self._client.mesh_info.read()
+
+    async def limits(self) -> list[LimitInfo]:
+        """Return the limits with a name that programs of the mesh have used in the last 30 days, by name, and what is in use.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            RefusedByServer: Your user lacks a permission.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await named_limits(self._client)
 
     async def find(self, id: str) -> dict[str, Status]:
         """Return the queues that know a job of this id, with its status there.

@@ -13,15 +13,16 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from worqr import ops
 from worqr.client.notifications import Notification
 from worqr.client.producer import random_part
 from worqr.client.sync import sync
+from worqr.command import Command
 from worqr.errors import UsageError, WorqrError
-from worqr.keys import LimitKeys, check_name
-from worqr.limits import Limit, describe_limits, limits_text, parse_limits
+from worqr.keys import LimitKeys, RegistryKeys, check_name
+from worqr.limits import Limit, LimitInfo, describe_limits, limits_text, parse_limits
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.validation import check_between
@@ -40,6 +41,8 @@ AT_ONCE: Final = 1000
 RETURN_WITHIN: Final = 2.0
 """Seconds that the end of a block waits for the server; then the lease ends by itself."""
 MOST_COST: Final = 1_000_000
+NOTE_EVERY: Final = 3600.0
+"""Seconds between two notes that this program uses a limit."""
 
 
 class Permit:
@@ -73,8 +76,10 @@ class PermitLine:
         self._waiting: deque[Notification] = deque()
         self._channel: Subscription | None = None
 
-    async def wait_turn(self, ask: Callable[[], Awaitable[float]]) -> None:
+    async def wait_turn(self, ask: Callable[[int], Awaitable[float]]) -> None:
         """Wait until it is the turn of this call, and until `ask` returns 0. Else it returns in how many seconds to repeat it.
+
+        `ask` gets how many calls wait.
 
         Raises: what `ask` raises.
         """
@@ -84,7 +89,7 @@ class PermitLine:
         try:
             while self._waiting[0] is not mine:
                 await mine.wait()
-            while (wait := await ask()) > 0:
+            while (wait := await ask(len(self._waiting))) > 0:
                 self._listen()
                 await mine.wait(wait)
         finally:
@@ -130,6 +135,7 @@ class HeldPermits:
         self._held: dict[LimitKeys, set[str]] = {}
         self._thread: threading.Thread | None = None
         self._told: set[tuple[str, str]] = set()
+        self._noted: dict[str, float] = {}
 
     def add(self, keys: LimitKeys, permit: str) -> None:
         """Renew a permit from now on."""
@@ -166,6 +172,21 @@ class HeldPermits:
                 limits=describe_limits(parse_limits(mine)),
             )
 
+    def note(self, name: str, unit: str) -> Command[str] | None:
+        """Return the call that notes in the mesh that this program uses a limit, so that people see it; None if it has, in this
+        hour.
+        """
+        if time.monotonic() < self._noted.get(name, 0.0):
+            return None
+        self._noted[name] = time.monotonic() + NOTE_EVERY
+        return ops.note_limit(RegistryKeys(self._client.settings.prefix), name, unit)
+
+    def noted(self, name: str, error: Exception | None) -> None:
+        """Log that a limit is not listed, because of an error of that call. The limit holds all the same."""
+        if error is not None:
+            text = "limit %(limit)r holds, but `worqr limits` does not list it (%(error)s); the next try is in an hour"
+            emit(logger, "limit.unlisted", text, limit=name, error=str(error))
+
     def _renew_all(self) -> None:
         while True:
             time.sleep(RENEW_EVERY)
@@ -200,12 +221,13 @@ class HeldPermits:
 async def permit_block(client: Client, limit: Limit | str, cost: int) -> AsyncGenerator[Permit]:
     """Hold a permit for the length of a block."""
     name, limits = _checked(limit, cost)
+    unit = limit.unit if isinstance(limit, Limit) else ""
     keys, token, permit = LimitKeys(client.settings.prefix, name), random_part(), Permit()
     if client.producer.records:  # a test without a server
         yield permit
         return
     try:
-        await _take(client, keys, limits, token, cost)
+        await _take(client, keys, limits, token, cost, unit)
         client.permits.add(keys, token)
         yield permit
     except GeneratorExit:  # in a generator that is not finished, nothing can wait
@@ -232,9 +254,13 @@ def _checked(limit: object, cost: object) -> tuple[str, str]:
     return limit.name, limits_text([limit], limit.name)
 
 
-async def _take(client: Client, keys: LimitKeys, limits: str, permit: str, cost: int) -> None:
-    async def ask() -> float:
-        reply = await client.ask(ops.take_permit(keys, limits, permit, cost, round(LEASE * 1000)))
+async def _take(client: Client, keys: LimitKeys, limits: str, permit: str, cost: int, unit: str) -> None:
+    async def ask(waiting: int) -> float:
+        if limits and (note := client.permits.note(keys.name, unit)) is not None:
+            client.connections.for_current_loop().link.post(
+                note, lambda _, error: client.permits.noted(keys.name, error)
+            )
+        reply = await client.ask(ops.take_permits(keys, limits, [permit], cost, round(LEASE * 1000), waiting))
         client.permits.tell_other(keys.name, limits, reply.other)
         if reply.word == "unknown":
             raise UsageError(
@@ -242,10 +268,11 @@ async def _take(client: Client, keys: LimitKeys, limits: str, permit: str, cost:
                 f"mesh.limit(worqr.Limit(20, name={keys.name!r}))"
             )
         if reply.word == "never":
+            what = f"{reply.number:,} {unit}".rstrip()
             raise UsageError(
-                f"cost {cost:,} is above limit {keys.name!r}, which allows {reply.number:,} in its period: divide the work"
+                f"cost {cost:,} is above limit {keys.name!r}, which allows {what} in its period: divide the work"
             )
-        return reply.number / 1000
+        return reply.number / 1000 if reply.word == "wait" else 0.0
 
     await client.connections.for_current_loop().permits.line(keys).wait_turn(ask)
 
@@ -256,3 +283,38 @@ async def _give_back(client: Client, keys: LimitKeys, permit: str, used: int | N
         client.permits.remove(keys, permit)  # first, so that no renewal follows
         with client.link.driver.move_on_after(RETURN_WITHIN, shield=True):
             await client.ask(ops.return_permit(keys, permit, used))
+
+
+async def named_limits(client: Client) -> list[LimitInfo]:
+    """Return the limits with a name that programs of the mesh have used in the last 30 days, by name.
+
+    Raises:
+        RefusedByServer, Unavailable: as any request.
+    """
+    prefix = client.settings.prefix
+    units = await client.ask(ops.list_limits(RegistryKeys(prefix)))
+    names = sorted(units)
+    found: list[LimitInfo] = []
+    for start in range(0, len(names), AT_ONCE):
+        some = names[start : start + AT_ONCE]
+        uses = await client.link.call_all([ops.look_at_limit(LimitKeys(prefix, name)) for name in some])
+        found += [info_of(name, units[name], use) for name, use in zip(some, uses, strict=True) if use is not None]
+    return found
+
+
+def info_of(name: str, unit: str, use: ops.LimitUse) -> LimitInfo:
+    """Return a limit with a name for people."""
+    limits = parse_limits(use.limits)
+    rates = [each for each in limits if each.rate is not None]
+    rate = rates[0] if rates else None
+    return LimitInfo(
+        name=name,
+        concurrency=next((each.concurrency for each in limits if each.concurrency is not None), None),
+        held=use.held - use.expired,
+        rate=None if rate is None else rate.rate,
+        per=None if rate is None else cast("float", rate.per),
+        unit=unit if rate is not None else "",
+        used=use.used[0] if rates and use.used else None,
+        waiting=use.waiting,
+        expired=use.expired,
+    )

@@ -306,6 +306,13 @@ async def topics(visit: Visit) -> Rows:
     return _page(visit, found, asdict)
 
 
+async def limits(visit: Visit) -> Rows:
+    """The limits with a name."""
+    if not visit.viewer.sees_all:
+        raise Refused(403, "Limits with a name are shown to viewers who see all queues only.")
+    return _page(visit, await pages.named_limits(visit), asdict)
+
+
 async def log(visit: Visit) -> Rows:
     """The log of the mesh."""
     found, _ = await pages.with_state(visit, partial(pages.chosen_entries, visit))
@@ -357,6 +364,7 @@ READERS: Final[dict[str, Callable[[Visit], Awaitable[Rows]]]] = {
     "/api/v1/workers": workers,
     "/api/v1/schedules": schedules,
     "/api/v1/topics": topics,
+    "/api/v1/limits": limits,
     "/api/v1/log": log,
     "/api/v1/bulk": bulk,
 }

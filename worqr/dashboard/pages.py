@@ -31,7 +31,7 @@ from worqr.dashboard.state import (
     rows_of,
     signature,
 )
-from worqr.errors import UsageError
+from worqr.errors import RefusedByServer, UsageError
 from worqr.inside import client_of
 from worqr.keys import MAX_SHARDS, PUBLISH, QueueKeys, RegistryKeys
 from worqr.mesh_records import LaneInfo, LogEntry, QueueInfo, WorkerInfo, is_in_use
@@ -44,6 +44,7 @@ from worqr.views.tables import age_of, open_waits
 if TYPE_CHECKING:
     from worqr.client.queue import Queue
     from worqr.client.topics import Subscription
+    from worqr.limits import LimitInfo
     from worqr.ops import ServedPolicy
 
 
@@ -294,8 +295,10 @@ async def queues(visit: Visit) -> Response:
     found, hidden = sorted_queues(visit, state, empty="hide")
     start = start_of_page(visit)
     shown = found[start : start + PAGE]
+    shared = await named_limits(visit) if visit.viewer.sees_all and not (start or fields["q"]) else []
     return visit.page(
         "queues.html",
+        limits=shared,
         live=visit.link("/live", view="queues", **fields),
         state=state,
         found=shown,
@@ -311,6 +314,19 @@ async def queues(visit: Visit) -> Response:
             name: why for name, why in state.info.unreadable.items() if fields["q"].strip().lower() in name.lower()
         },
     )
+
+
+async def named_limits(visit: Visit) -> list[LimitInfo]:
+    """Return the limits with a name; none if the server refuses to say."""
+
+    async def read(_before: list[LimitInfo] | None) -> list[LimitInfo]:
+        try:
+            return await visit.mesh.limits()
+        except RefusedByServer:
+            return []
+
+    found, _ = await with_state(visit, partial(visit.looks.get, "limits", read))
+    return found
 
 
 def sorted_queues(visit: Visit, state: MeshState, *, empty: Empty) -> tuple[list[QueueInfo], int]:

@@ -428,6 +428,7 @@ class Registry:
         recent: int = ...,
         schedulable: bool = ...,
         limit: Limit | Collection[Limit] = ...,
+        cost: int = ...,
         lanes: Lanes = ...,
         max_length: int | None = ...,
         shards: int = ...,

@@ -327,6 +327,7 @@ class PeerFactory(Generic[S]):
             here = connections.for_current_loop()
             hosting = partial(connections.hosting, peers=here)
             settings = replace(settings, state=state, asyncio_state=state, sharding=here.sharding, hosting=hosting)
+            settings = replace(settings, permits=self.client.permits)
             async with _with_asyncio(lifespan, settings) as settings, Engine(settings, here.link).joined() as engine:
                 if host is not None:
                     watch = partial(

@@ -306,11 +306,14 @@ end
 -- Named limits: code of any program takes a permit before it calls a service, and gives it back after the call. `limit` is the base
 -- of one of them. The hash `limit` has the `limits` as text, as the last program gave them. The set `:held` has the permits by the
 -- time at which their lease ends, and the hash `:permits` what each was started with: its cost, then period and moment of each rate.
--- A window is the list `:moments:PERIOD`, the newest first, and the hash `:costs:PERIOD` with the cost of each moment, and their
--- `total`. `:turn` is a permit that waits for more than is left of a rate. No other permit is granted while it waits.
+-- The set `:waiting` has the permits that callers wait for, by the time until which this is known; in `:permits`, ~ and how many
+-- callers wait in that line. A window is the list `:moments:PERIOD`, the newest first, and the hash `:costs:PERIOD` with the cost of
+-- each moment, and their `total`. `:turn` is a permit that waits for more than is left of a rate, or until another one is given back.
+-- No other permit is granted while it waits, so a program that takes a permit again and again does not keep others from it.
 
 local LONGEST_LEASE = 60000
 local TURN_EXPIRE = 3000 -- a permit that waits asks every 2 s at most
+local MOST_LISTED = 1000 -- callers that wait, of which the numbers are summed up
 local NAMED_EXPIRE = 2592000
 
 -- Returns the keys of a window.
@@ -321,6 +324,7 @@ end
 -- Raises an error if a key of the limit has a wrong type.
 local function check_permits(limit, rates)
   redis.call('ZCARD', limit .. ':held')
+  redis.call('ZCARD', limit .. ':waiting')
   redis.call('HLEN', limit .. ':permits')
   redis.call('GET', limit .. ':turn')
   for i = 2, #rates, 2 do
@@ -376,14 +380,15 @@ local function spend(limit, period, cost, now)
   return moment
 end
 
--- Forgets permits whose lease has ended, or was taken before the clock was set back.
+-- Forgets permits whose lease has ended, or was taken before the clock was set back, and callers that wait no longer.
 local function drop_lapsed(limit, now)
-  local held = limit .. ':held'
-  for _, range in ipairs({{'-inf', digits(now)}, {digits(now + LONGEST_LEASE + 1), '+inf'}}) do
-    local lapsed = redis.call('ZRANGE', held, range[1], range[2], 'BYSCORE', 'LIMIT', 0, 1000)
-    if #lapsed > 0 then
-      redis.call('ZREM', held, unpack(lapsed))
-      redis.call('HDEL', limit .. ':permits', unpack(lapsed))
+  for _, key in ipairs({limit .. ':held', limit .. ':waiting'}) do
+    for _, range in ipairs({{'-inf', digits(now)}, {digits(now + LONGEST_LEASE + 1), '+inf'}}) do
+      local lapsed = redis.call('ZRANGE', key, range[1], range[2], 'BYSCORE', 'LIMIT', 0, 1000)
+      if #lapsed > 0 then
+        redis.call('ZREM', key, unpack(lapsed))
+        redis.call('HDEL', limit .. ':permits', unpack(lapsed))
+      end
     end
   end
 end
@@ -395,41 +400,67 @@ local function hold_permit(limit, permit, lease_ms, now)
   redis.call('PEXPIRE', limit .. ':permits', LONGEST_LEASE)
 end
 
--- Returns in how many ms a permit of this cost may be granted, 0 for now.
+-- Returns in how many ms a permit of this cost may be granted, 0 for now, and true if it has to be the next one.
 local function grantable_in(limit, permit, cost, concurrency, rates, now)
   local held, turn, waits = limit .. ':held', limit .. ':turn', 0
   for i = 1, #rates, 2 do
     waits = math.max(waits, within_budget_in(limit, rates[i + 1], rates[i] - cost, now))
   end
-  local first = redis.call('GET', turn)
-  if waits > 0 and cost > 1 and (not first or first == permit) then
-    redis.call('SET', turn, permit, 'PX', TURN_EXPIRE)
-  elseif first and first ~= permit then
-    waits = math.max(waits, redis.call('PTTL', turn), 1)
-  end
+  local is_next = waits > 0 and cost > 1
   if concurrency and redis.call('ZCARD', held) >= concurrency then
-    waits = math.max(waits, (first_time(held) or now) - now, 1)
+    waits, is_next = math.max(waits, (first_time(held) or now) - now, 1), true
   end
-  return waits
+  local first = redis.call('GET', turn)
+  if first and first ~= permit then
+    return math.max(waits, redis.call('PTTL', turn), 1), false
+  end
+  return waits, is_next
 end
 
--- take_permit: takes a permit of a named limit, if all of its limits allow it now. At most `concurrency` permits are held, and in
--- any period permits of at most `rate` are started, with their cost as it is known.
+-- Grants a permit. If others had to wait for its turn, they are woken.
+local function grant_permit(limit, permit, cost, lease_ms, rates, now)
+  local record = {digits(cost)}
+  for i = 2, #rates, 2 do
+    record[i], record[i + 1] = digits(rates[i]), digits(spend(limit, rates[i], cost, now))
+  end
+  redis.call('HSET', limit .. ':permits', permit, table.concat(record, ' '))
+  redis.call('ZREM', limit .. ':waiting', permit)
+  hold_permit(limit, permit, lease_ms, now)
+  if redis.call('GET', limit .. ':turn') == permit then
+    redis.call('DEL', limit .. ':turn')
+    redis.pcall('PUBLISH', limit .. ':free', '1')
+  end
+end
+
+-- Notes that `waiting` callers wait for a permit, and for one that has to be the next one that it is.
+local function await_permit(limit, permit, waiting, is_next, now)
+  if is_next then
+    redis.call('SET', limit .. ':turn', permit, 'PX', TURN_EXPIRE)
+  end
+  redis.call('HSET', limit .. ':permits', permit, '~' .. digits(waiting))
+  redis.call('ZADD', limit .. ':waiting', digits(now + TURN_EXPIRE), permit)
+  redis.call('PEXPIRE', limit .. ':permits', LONGEST_LEASE)
+  redis.call('PEXPIRE', limit .. ':waiting', LONGEST_LEASE)
+end
+
+-- take_permits: takes permits of a named limit, as many of them as all of its limits allow now. At most `concurrency` permits are
+-- held, and in any period permits of at most `rate` are started, with their cost as it is known.
 -- ARGV[1] limits text as above, empty: those that another program has given
--- ARGV[2] permit text, drawn by the program
--- ARGV[3] cost number, at least 0
--- ARGV[4] lease_ms ms, at most 60,000
--- RETURNS ok other | wait ms other | never most | unknown: other: the limits that these replace, or empty; ms after which to ask again;
--- most: the largest cost that a rate allows
+-- ARGV[2] cost number of each, at least 0
+-- ARGV[3] lease_ms ms, at most 60,000
+-- ARGV[4] waiting number of callers that wait if none is granted, for people
+-- ARGV[5..] permits text, drawn by the program, at most 1,000
+-- RETURNS ok granted other | wait ms other | never most | unknown: granted: how many of them, from the first on; other: the limits that
+--   these replace, or empty; ms after which to ask again; most: the largest cost that a rate allows
 -- RESEND safe: a permit that is held is granted again and counted once. A copy after its end holds it for one lease
 -- FLAGS allow-oom
 -- GROUP permits
-local function take_permit()
+local function take_permits()
   local limit = KEYS[1]
-  local limits, permit, cost, lease_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+  local limits, cost, lease_ms, waiting = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
   assert(limits == '' or are_limits(limits), 'limits must be like 10 100/60000')
-  cost, lease_ms = whole_number(cost), whole_number(lease_ms, nil, LONGEST_LEASE)
+  cost, lease_ms, waiting = whole_number(cost), whole_number(lease_ms, nil, LONGEST_LEASE), whole_number(waiting, 1)
   assert(cost and lease_ms, 'cost and lease_ms must be whole numbers')
   local kept, now = redis.call('HGET', limit, 'limits'), now_ms()
   limits = limits ~= '' and limits or kept
@@ -446,24 +477,22 @@ local function take_permit()
   redis.call('HSET', limit, 'limits', limits)
   redis.call('EXPIRE', limit, NAMED_EXPIRE)
   drop_lapsed(limit, now)
-  local other = kept and kept ~= limits and kept or ''
-  if redis.call('ZSCORE', limit .. ':held', permit) then
-    return {'ok', other}
+  local other, granted = kept and kept ~= limits and kept or '', 0
+  for i = 5, #ARGV do
+    local permit = ARGV[i]
+    if not redis.call('ZSCORE', limit .. ':held', permit) then
+      local waits, is_next = grantable_in(limit, permit, cost, concurrency, rates, now)
+      if waits > 0 and granted == 0 then
+        await_permit(limit, permit, waiting, is_next, now)
+        return {'wait', digits(waits), other}
+      elseif waits > 0 then
+        break
+      end
+      grant_permit(limit, permit, cost, lease_ms, rates, now)
+    end
+    granted = granted + 1
   end
-  local waits = grantable_in(limit, permit, cost, concurrency, rates, now)
-  if waits > 0 then
-    return {'wait', digits(waits), other}
-  end
-  if redis.call('GET', limit .. ':turn') == permit then
-    redis.call('DEL', limit .. ':turn')
-  end
-  local record = {digits(cost)}
-  for i = 2, #rates, 2 do
-    record[i], record[i + 1] = digits(rates[i]), digits(spend(limit, rates[i], cost, now))
-  end
-  redis.call('HSET', limit .. ':permits', permit, table.concat(record, ' '))
-  hold_permit(limit, permit, lease_ms, now)
-  return {'ok', other}
+  return {'ok', granted, other}
 end
 
 -- return_permit: gives a permit back, or gives up waiting for it, and counts what it has used in place of its cost. Others that
@@ -485,6 +514,7 @@ local function return_permit()
     redis.call('DEL', limit .. ':turn')
   end
   redis.call('HDEL', limit .. ':permits', permit)
+  redis.call('ZREM', limit .. ':waiting', permit)
   local held = redis.call('ZREM', limit .. ':held', permit) == 1
   for period, moment in string.gmatch(used ~= '' and started or '', ' (%d+) (%d+)') do
     local _, costs = window_keys(limit, tonumber(period))
@@ -515,4 +545,44 @@ local function renew_permits()
     hold_permit(limit, permit, lease_ms, now_ms())
   end
   return {'ok'}
+end
+
+-- Returns what was started in the last `period` ms.
+local function spent_within(limit, period, now)
+  local moments, costs = window_keys(limit, period)
+  local total, at = whole_number(own(redis.pcall('HGET', costs, 'total')), 0), -1
+  local oldest = own(redis.pcall('LINDEX', moments, at))
+  while oldest and whole_number(oldest, 0) <= now - period do
+    total, at = total - whole_number(redis.call('HGET', costs, oldest), 0), at - 1
+    oldest = redis.call('LINDEX', moments, at)
+  end
+  return oldest and math.max(0, total) or 0
+end
+
+-- look_at_limit: how much of a named limit is in use.
+-- RETURNS ok limits held expired waiting used... | unknown: limits as text; held: permits; expired: of these, permits of programs that
+--   have not renewed them in time, which are free; waiting: callers; used: the cost of what each rate has started in its period
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function look_at_limit()
+  local limit = KEYS[1]
+
+  local limits, now = own(redis.pcall('HGET', limit, 'limits')), now_ms()
+  if not limits or not are_limits(limits) then
+    return {'unknown'}
+  end
+  local held = own(redis.pcall('ZCARD', limit .. ':held')) or 0
+  local alive = own(redis.pcall('ZCOUNT', limit .. ':held', '(' .. digits(now), digits(now + LONGEST_LEASE))) or 0
+  local lines = own(redis.pcall('ZRANGE', limit .. ':waiting', '(' .. digits(now), '+inf', 'BYSCORE', 'LIMIT', 0, MOST_LISTED)) or {}
+  local waiting = 0
+  for _, permit in ipairs(lines) do
+    local callers = own(redis.pcall('HGET', limit .. ':permits', permit)) or ''
+    waiting = waiting + whole_number(string.match(callers, '^~(%d+)$'), 0)
+  end
+  local _, rates = parsed_limits(limits)
+  local reply = {'ok', limits, held, held - alive, waiting}
+  for i = 1, #rates, 2 do
+    reply[#reply + 1] = spent_within(limit, rates[i + 1], now)
+  end
+  return reply
 end

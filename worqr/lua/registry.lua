@@ -582,6 +582,48 @@ local function list_outboxes()
   return reply
 end
 
+local LIMITS_EXPIRE = 2592000
+
+-- note_limit: notes that a program uses a named limit, so that it is listed for 30 days. Forgets those that were not.
+-- ARGV[1] name of the limit
+-- ARGV[2] unit of what its rate counts; empty: calls
+-- RETURNS ok
+-- RESEND safe: it sets what it set
+-- FLAGS allow-oom
+local function note_limit()
+  local mesh = KEYS[1]
+  local name, unit = ARGV[1], ARGV[2]
+  local limits, now = mesh .. ':limits', now_ms()
+
+  local stored = redis.call('HGETALL', limits)
+  for i = 1, #stored, 2 do
+    local noted = whole_number(string.match(stored[i + 1], '^(%d+) '), 0)
+    if noted < now - LIMITS_EXPIRE * 1000 then
+      redis.call('HDEL', limits, stored[i])
+    end
+  end
+  redis.call('HSET', limits, name, digits(now) .. ' ' .. unit)
+  redis.call('EXPIRE', limits, LIMITS_EXPIRE)
+  return {'ok'}
+end
+
+-- list_limits: the named limits that programs of the mesh have used in the last 30 days.
+-- RETURNS ok then name unit in turn
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function list_limits()
+  local mesh = KEYS[1]
+
+  local reply, stored, now = {'ok'}, own(redis.pcall('HGETALL', mesh .. ':limits')) or {}, now_ms()
+  for i = 1, #stored, 2 do
+    local noted, unit = string.match(stored[i + 1], '^(%d+) (.*)$')
+    if noted and whole_number(noted, 0) >= now - LIMITS_EXPIRE * 1000 then
+      reply[#reply + 1], reply[#reply + 2] = stored[i], unit
+    end
+  end
+  return reply
+end
+
 -- Deploys: a declared schedule, and a pattern of a subscription, has an owner: the application that declared it last, and the highest
 -- deploy of it that has declared it, as NUMBER APP. It is outdated when the registered workers of that application all have higher
 -- numbers. A worker registers before it declares, so it keeps what it declares. One without a number keeps all of its application.

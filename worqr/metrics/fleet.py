@@ -26,6 +26,7 @@ from worqr.cron import Schedule
 from worqr.history_records import OUTCOMES, RUN_BOUNDS, RUN_FIELDS, RUN_SUM, WAIT_BOUNDS, WAIT_FIELDS, WAIT_SUM
 from worqr.inside import client_of, readings_of
 from worqr.keys import PUBLISH, RegistryKeys
+from worqr.limits import LimitInfo
 from worqr.link import Link, ServerStats, loop_name_here
 from worqr.mesh_records import Health, MeshInfo, QueueInfo
 from worqr.ops import look_at_workers, read_topics, survey_schedules
@@ -196,6 +197,12 @@ FLEET: Final[dict[str, Metric]] = {
         "event",
     ),
     "worqr_subscriber_seen_seconds": _gauge("for how long no worker has declared the subscription of a queue", "queue"),
+    "worqr_limit_held": _gauge("permits of a limit with a name that programs hold", "limit"),
+    "worqr_limit_concurrency": _gauge("permits of it that may be held at once; absent without such a number", "limit"),
+    "worqr_limit_used": _gauge("what its rate has started in the last period; absent without a rate", "limit", "unit"),
+    "worqr_limit_rate": _gauge("what its rate may start in any period; absent without a rate", "limit", "unit"),
+    "worqr_limit_waiting": _gauge("blocks, and functions of workers, that wait for a permit", "limit"),
+    "worqr_limit_expired": _gauge("permits of programs that died, until the next caller frees them", "limit"),
     "worqr_outbox_rows": _gauge("rows of an outbox: `waiting`, `failed` or `held`", "table", "state"),
     "worqr_outbox_oldest_seconds": _gauge("how long the oldest row of an outbox has waited", "table"),
     "worqr_outbox_unseen_seconds": _gauge("how long no worker has looked after an outbox", "table"),
@@ -314,8 +321,9 @@ class FleetReader:
             partial(_server_stats, client.link),
             partial(outboxes_of, client),
             partial(client.ask, read_topics(keys)),
+            self._mesh.limits,
         ]
-        info, survey, workers, server, outboxes, subscriptions = await self._together(calls)
+        info, survey, workers, server, outboxes, subscriptions, limits = await self._together(calls)
         more: list[Callable[[], Awaitable[Any]]] = [
             partial(schedules_of, client, survey.rows, survey.now),
             partial(self._runs.read, info.queues),
@@ -331,6 +339,7 @@ class FleetReader:
             runs=runs,
             server=server,
             outboxes=outboxes,
+            limits=limits[:MAX_LIMITS],
             subscribed={each.queue: min(each.patterns.values()) / 1000 for each in subscriptions if each.patterns},
         )
 
@@ -352,6 +361,8 @@ async def _server_stats(link: Link) -> ServerStats:
 MAX_SCHEDULES: Final = 1000
 """Declared schedules that have series of their own. What users make has none: it would be a series for each of them."""
 LATE_MS: Final = 60_000
+MAX_LIMITS: Final = 200
+"""Limits with a name that have series of their own, by name: a program may make one for each customer."""
 
 OTHER: Final = "(other)"
 
@@ -376,6 +387,7 @@ class FleetSnapshot:
         declared, stored: how many schedules workers declare, and programs have stored.
         late: how many of both the leader has not looked at in time.
         subscribed: the queues that are subscribed to topics, and for how many seconds no worker has declared it.
+        limits: the limits with a name, up to `MAX_LIMITS`.
     """
 
     mesh: MeshInfo
@@ -388,6 +400,7 @@ class FleetSnapshot:
     stored: int = 0
     late: int = 0
     subscribed: Mapping[str, float] = field(default_factory=dict[str, float])
+    limits: Sequence[LimitInfo] = ()
 
 
 class FleetMetrics:
@@ -418,6 +431,8 @@ class FleetMetrics:
             self._add_topics(found, snapshot)
             for table in sorted({outbox.table for outbox in snapshot.outboxes}):
                 _add_outboxes(found, table, [outbox for outbox in snapshot.outboxes if outbox.table == table])
+            for limit in snapshot.limits:
+                _add_limit(found, limit)
             _add_server(found, snapshot.server)
         return found
 
@@ -522,6 +537,15 @@ def _add_outboxes(found: Samples, table: str, outboxes: Sequence[OutboxInfo]) ->
     found.add("worqr_outbox_rows", sum(outbox.held for outbox in outboxes), table, "held")
     found.add("worqr_outbox_oldest_seconds", max(outbox.oldest for outbox in outboxes), table)
     found.add("worqr_outbox_unseen_seconds", max(outbox.age for outbox in outboxes), table)
+
+
+def _add_limit(found: Samples, limit: LimitInfo) -> None:
+    found.add("worqr_limit_held", limit.held, limit.name)
+    found.add("worqr_limit_concurrency", limit.concurrency, limit.name)
+    found.add("worqr_limit_used", limit.used, limit.name, limit.unit)
+    found.add("worqr_limit_rate", limit.rate, limit.name, limit.unit)
+    found.add("worqr_limit_waiting", limit.waiting, limit.name)
+    found.add("worqr_limit_expired", limit.expired, limit.name)
 
 
 def _add_server(found: Samples, server: ServerStats) -> None:

@@ -385,6 +385,24 @@ def list_outboxes(keys: RegistryKeys) -> Command[list[StoredOutbox]]:
     return new_call("list_outboxes", keys.base, (), read)
 
 
+# The named limits that programs use.
+
+
+def note_limit(keys: RegistryKeys, name: str, unit: str) -> Command[str]:
+    """Note that this program uses a named limit."""
+    return new_call("note_limit", keys.base, (name, unit), expect_ok)
+
+
+def list_limits(keys: RegistryKeys) -> Command[dict[str, str]]:
+    """Return the unit of each named limit, by name; empty for one that counts calls."""
+
+    def read(reply: Reply) -> dict[str, str]:
+        status_word(reply)
+        return {text(name): text(unit) for name, unit in zip(reply[1::2], reply[2::2], strict=True)}
+
+    return new_call("list_limits", keys.base, (), read)
+
+
 # The topics to which queues are subscribed.
 
 NO_DEPLOY: Final = "0 "

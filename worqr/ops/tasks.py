@@ -556,11 +556,12 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Command[JobState]:
 
 @dataclass(frozen=True, slots=True)
 class PermitReply:
-    """Reply of take_permit.
+    """Reply of take_permits.
 
     Attributes:
         word: ``ok``, ``wait``, ``never`` or ``unknown``.
-        number: with ``wait`` in how many ms to ask again, with ``never`` the highest cost that is possible.
+        number: with ``ok`` how many were granted, with ``wait`` in how many ms to ask again, with ``never`` the highest cost that
+            is possible.
         other: the limits of another program, which have been replaced; empty if there were none.
     """
 
@@ -569,21 +570,30 @@ class PermitReply:
     other: str = ""
 
 
-def take_permit(keys: LimitKeys, limits: str, permit: str, cost: int, lease_ms: int) -> Command[PermitReply]:
-    """Take a permit of a named limit, if it may be started now. `limits`: see `worqr.limits`; empty: those of other programs."""
+def take_permits(
+    keys: LimitKeys, limits: str, permits: Sequence[str], cost: int, lease_ms: int, waiting: int = 1
+) -> Command[PermitReply]:
+    """Take permits of a named limit, as many as may be started now, from the first on.
+
+    Args:
+        keys: of the limit.
+        limits: see `worqr.limits`; empty: those of other programs.
+        permits: a unique text for each.
+        cost: of each.
+        lease_ms: for how long they are held, unless they are renewed.
+        waiting: how many callers wait if none is granted.
+    """
 
     def read(reply: Reply) -> PermitReply:
         match status_word(reply):
-            case "ok":
-                return PermitReply("ok", other=text(reply[1]))
-            case "wait":
-                return PermitReply("wait", int(reply[1]), text(reply[2]))
+            case "ok" | "wait" as word:
+                return PermitReply(word, int(reply[1]), text(reply[2]))
             case "never":
                 return PermitReply("never", int(reply[1]))
             case word:
                 return PermitReply(word)
 
-    return new_call("take_permit", keys.base, (limits, permit, cost, lease_ms), read)
+    return new_call("take_permits", keys.base, (limits, cost, lease_ms, waiting, *permits), read)
 
 
 def return_permit(keys: LimitKeys, permit: str, used: int | None = None) -> Command[bool]:
@@ -595,3 +605,34 @@ def return_permit(keys: LimitKeys, permit: str, used: int | None = None) -> Comm
 def renew_permits(keys: LimitKeys, permits: Sequence[str], lease_ms: int) -> Command[str]:
     """Hold permits for another lease."""
     return new_call("renew_permits", keys.base, (lease_ms, *permits), expect_ok)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUse:
+    """Reply of look_at_limit.
+
+    Attributes:
+        limits: as text (`worqr.limits`).
+        held: permits that programs hold.
+        expired: permits among them that were not renewed in time, and are free.
+        waiting: callers that wait.
+        used: what each rate has started in its period, in the order of `limits`.
+    """
+
+    limits: str
+    held: int
+    expired: int
+    waiting: int
+    used: Sequence[int]
+
+
+def look_at_limit(keys: LimitKeys) -> Command[LimitUse | None]:
+    """Return how much of a named limit is in use; None if no program has used it in the last 30 days."""
+
+    def read(reply: Reply) -> LimitUse | None:
+        if status_word(reply) == "unknown":
+            return None
+        held, expired, waiting, *used = map(int, reply[2:])
+        return LimitUse(text(reply[1]), held, expired, waiting, used)
+
+    return new_call("look_at_limit", keys.base, (), read)

@@ -23,6 +23,7 @@ import math
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -41,14 +42,16 @@ from weakref import WeakSet
 import trio
 
 from worqr import child_processes, ops
+from worqr.client.permits import LEASE, HeldPermits
+from worqr.client.producer import random_part
 from worqr.codecs import TRY_AGAIN, StoredValues, WrongKey
 from worqr.command import Command
 from worqr.errors import ClaimLost, Unavailable, UsageError
-from worqr.keys import QueueKeys, shard_of
-from worqr.limits import DECLARES_NOTHING, NO_RULES
+from worqr.keys import LimitKeys, QueueKeys, shard_of
+from worqr.limits import DECLARES_NOTHING, NO_RULES, Limit, limits_text
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
-from worqr.ops import MAX_ITEMS, Child, NotedChildren, StartReply, Wait
+from worqr.ops import MAX_ITEMS, Child, NotedChildren, PermitReply, StartReply, Wait
 from worqr.peer.error_throttle import ErrorThrottle, sleep_aligned
 from worqr.peer.executors.offloaded import Frames, Handler, named_after
 from worqr.peer.leader.leader import Leader
@@ -674,6 +677,170 @@ WRONG_KEY = "queue %(queue)r: its tasks wait, and are tried again every %(retry_
 REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
 
 
+PERMITS_AT_ONCE: Final = 100
+"""Permits in one request, so that one function does not take all that a rate allows."""
+ASK_AGAIN: Final = 1.0
+"""Seconds until the next request for permits at the latest, because messages may get lost, and a turn must be kept."""
+NO_PERMITS = "queue %(queue)r: no task starts, because limit %(limit)r grants no permits; trying again: %(error)s"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLimit:
+    """A limit with a name that holds for the handlers of a queue. `cost`: of each run. `text`: see `worqr.limits`."""
+
+    keys: LimitKeys
+    text: str
+    unit: str
+    cost: int
+
+    @classmethod
+    def of(cls, prefix: str, limit: Limit, cost: int) -> SharedLimit:
+        """Return what a consumer needs of a limit with a name."""
+        name = cast("str", limit.name)
+        return cls(LimitKeys(prefix, name), limits_text([limit], name), limit.unit, cost)
+
+
+class StartPermits:
+    """The permits of limits with a name under which the runs of one consumer start. Changed only in the loop, but for the
+    costs.
+
+    A limit may be in another slot of a cluster than the queue, so permits are taken before tasks are claimed, and those for which
+    there is no task go back, as if they had cost nothing. All limits must grant at the same time: a permit that waited for
+    another limit would start later than its rate has counted it. If one refuses, the permits of the others go back, and that one
+    is asked first from then on.
+
+    Args:
+        queue: for the log.
+        link: sends the requests.
+        held: renews the permits.
+        limits: with their costs.
+        on_room: called when there may be room again. Returns False if there is no use for permits now.
+
+    Attributes:
+        queue: its queue.
+        refused: a limit has refused, and there was no sign of room since.
+    """
+
+    def __init__(
+        self, queue: str, link: Link, held: HeldPermits, limits: Sequence[SharedLimit], on_room: Callable[[], bool]
+    ) -> None:
+        self.queue: str = queue
+        self.refused: bool = False
+        self._link = link
+        self._held = held
+        self._limits = deque(limits)
+        self._on_room = on_room
+        self._first = random_part()  # the permit that waits keeps its name, and so its turn
+        self._has_turn = False
+        self._granted: list[str] = []
+        self._of: dict[int, str] = {}
+        self._used: dict[int, int] = {}
+        self._ask_at = inf
+        self._changed = trio.Event()
+        self._throttle = ErrorThrottle(logger)
+
+    def take(self, n: int, deliver: Callable[[int], None]) -> None:
+        """Ask for `n` permits of each limit. `deliver` gets how many there are of all of them."""
+        self._ask(0, [self._first, *[random_part() for _ in range(n - 1)]], deliver)
+
+    def _ask(self, index: int, permits: list[str], deliver: Callable[[int], None]) -> None:
+        if index == len(self._limits):
+            for limit in self._limits:
+                for permit in permits:
+                    self._held.add(limit.keys, permit)
+            self._first, self._has_turn = random_part(), False
+            self._granted += permits
+            deliver(len(permits))
+            return
+        limit = self._limits[index]
+        if (note := self._held.note(limit.keys.name, limit.unit)) is not None:
+            self._link.post(note, lambda _, error: self._held.noted(limit.keys.name, error))
+        call = ops.take_permits(limit.keys, limit.text, permits, limit.cost, round(LEASE * 1000))
+
+        def answered(reply: PermitReply | None, failure: Exception | None) -> None:
+            granted = reply.number if reply is not None and reply.word == "ok" else 0
+            self._return(list(self._limits)[:index], permits[granted:])
+            if granted:
+                assert reply is not None
+                self._held.tell_other(limit.keys.name, limit.text, reply.other)
+                self._ask(index + 1, permits[:granted], deliver)
+                return
+            self._limits.rotate(-index)
+            self._refuse(limit, reply, failure)
+            deliver(0)
+
+        self._link.post(call, answered)
+
+    def _refuse(self, limit: SharedLimit, reply: PermitReply | None, failure: Exception | None) -> None:
+        wait = ASK_AGAIN
+        if reply is not None and reply.word == "wait":
+            self._held.tell_other(limit.keys.name, limit.text, reply.other)
+            wait, self._has_turn = min(ASK_AGAIN, reply.number / 1000), True
+        else:
+            error = failure or f"cost {limit.cost:,} is above what it allows"
+            self._throttle.error(
+                "", "permits.refused", NO_PERMITS, queue=self.queue, limit=limit.keys.name, error=str(error)
+            )
+        self.refused, self._ask_at = True, trio.current_time() + wait
+        self._changed.set()
+
+    def _return(self, limits: Iterable[SharedLimit], permits: Sequence[str], used: int | None = 0) -> None:
+        """Give permits back that are not needed, or that were used."""
+        for limit in limits:
+            for permit in permits:
+                self._held.remove(limit.keys, permit)
+                self._link.post(ops.return_permit(limit.keys, permit, used), lambda _, _error: None)
+
+    def return_rest(self) -> None:
+        """Give the permits back for which there was no task."""
+        rest, self._granted = self._granted, []
+        self._return(self._limits, rest)
+
+    def assign(self, runs: Iterable[Run[Any]]) -> None:
+        """Give each run a permit of each limit."""
+        for run in runs:
+            if run.fence not in self._of and self._granted:
+                self._of[run.fence] = self._granted.pop()
+
+    def note_cost(self, fence: int, used: int) -> None:
+        """Note what a run has used, of the limits with a unit. From any thread."""
+        self._used[fence] = used
+
+    def run_ended(self, fence: int) -> None:
+        """Give the permits of a run back."""
+        permit, used = self._of.pop(fence, None), self._used.pop(fence, None)
+        if permit is not None:
+            for limit in self._limits:
+                self._return([limit], [permit], used if limit.unit else None)
+
+    async def watch_forever(self) -> None:
+        """Ask again when there may be room: a permit was given back, or the time has come. At the end, give up the turn."""
+        channels = [limit.keys.free for limit in self._limits]
+        listening = self._link.subscriptions.open(channels, lambda _channel, _message: self._look(), self._look)
+        try:
+            while True:
+                self._changed = trio.Event()
+                with trio.move_on_at(self._ask_at):
+                    await self._changed.wait()
+                if trio.current_time() >= self._ask_at:
+                    self._look()
+        finally:
+            listening.close()
+            self._give_up_turn()
+
+    def _look(self) -> None:
+        if self.refused:
+            self.refused, self._ask_at = False, inf
+            if not self._on_room():
+                self._give_up_turn()
+
+    def _give_up_turn(self) -> None:
+        """Let others go first, because a permit has no use now."""
+        if self._has_turn:
+            self._has_turn = False
+            self._return(list(self._limits)[:1], [self._first])
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerServices:
     """The parts of a peer that all its consumers use."""
@@ -688,6 +855,7 @@ class ConsumerServices:
     values: StoredValues | None = None
     redacts: bool = False
     deploy: int = 0
+    permits: HeldPermits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -699,12 +867,14 @@ class QueueOptions:
         limits: what may start (`worqr.limits`).
         lanes: how its lanes start tasks (`worqr.limits`).
         lane_of: returns the lane that a payload belongs into; None if no payload belongs into one.
+        shared: the limits with a name, of each of which a run takes a permit before it is claimed.
     """
 
     recent: int = 0
     limits: str = DECLARES_NOTHING
     lanes: bytes = NO_RULES
     lane_of: LaneOf | None = None
+    shared: tuple[SharedLimit, ...] = ()
 
 
 class QueueConsumer:
@@ -960,6 +1130,9 @@ class QueueConsumer:
         """Move the deadline of a run to `seconds` from now. From any thread."""
         self._services.slots.deadlines.request_extension(run, seconds)
 
+    def note_cost(self, run: Run[Any], used: int) -> None:
+        """Note how much of limits with a unit a run has used. From any thread. Only handlers have such limits."""
+
     def save(self, run: Run[Any], save: Save) -> Future[None]:
         """Send what a run saves. From any thread."""
         return self._services.reports.save(run, save)
@@ -1106,6 +1279,83 @@ class HandlerConsumer(QueueConsumer):
             self.take(1)
         self.running[run.fence] = again
         self.accept([again])
+
+
+class LimitedConsumer(HandlerConsumer):
+    """Consumes a queue whose runs start under limits with a name. Changed only in the loop.
+
+    A request for permits precedes each start request, while its units are reserved. While a limit refuses, the consumer wants no
+    units.
+
+    Attributes:
+        permits: those of its runs.
+    """
+
+    def __init__(
+        self,
+        keys: QueueKeys,
+        services: ConsumerServices,
+        policy: Policy,
+        share: Share,
+        handler: Handler,
+        state: object = None,
+        options: QueueOptions | None = None,
+    ) -> None:
+        super().__init__(keys, services, policy, share, handler, state, options)
+        assert services.permits is not None
+        self.permits: StartPermits = StartPermits(
+            self.queue, services.link, services.permits, self.options.shared, self.on_room
+        )
+
+    def wanted(self) -> int:
+        return 0 if self.permits.refused else super().wanted()
+
+    def send_request(self, wanted: int) -> None:
+        registration = self.admission.registration
+        if not wanted or registration is None:
+            super().send_request(wanted)
+            return
+        most = min(wanted, PERMITS_AT_ONCE)
+        woken = self.request.wakeup_pending
+        self.request.send(most)
+        self.reserve(most)
+        self.permits.take(most, lambda granted: self._permitted(registration, granted, woken=woken))
+
+    def _permitted(self, registration: Registration, granted: int, *, woken: bool) -> None:
+        """Request as many tasks as permits were granted. If none was, the wake-up goes to another worker, too."""
+        self.reserve(-self.request.reserved)
+        self.request.discarded()
+        self.lifecycle.idle.set()
+        is_current = registration is self.admission.registration and self.admission.is_live
+        if granted and is_current and self.lifecycle.phase < Phase.DRAINING:
+            super().send_request(granted)
+            return
+        self.permits.return_rest()
+        if woken:
+            self.request.wake()
+        if self.request.take_recheck():
+            self._services.reconciler.recheck(self)
+        self.scheduler.dispatch()
+
+    def on_room(self) -> bool:
+        """Ask for permits again, because there may be room. Return False if there are no tasks, or no units for them."""
+        self.scheduler.dispatch()
+        return self.request.in_flight
+
+    def _started(self, registration: Registration, started: StartReply | None, failure: Exception | None) -> None:
+        super()._started(registration, started, failure)
+        self.permits.return_rest()
+
+    def accept(self, runs: Sequence[Run[Any]]) -> None:
+        self.permits.assign(runs)
+        super().accept(runs)
+
+    def note_cost(self, run: Run[Any], used: int) -> None:
+        self.permits.note_cost(run.fence, used)
+
+    def ended(self, run: Run[Any]) -> None:
+        super().ended(run)
+        self.permits.run_ended(run.fence)
 
 
 class ActiveConsumers:

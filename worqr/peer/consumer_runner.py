@@ -25,8 +25,10 @@ from worqr.peer.consumer import (
     ActiveConsumers,
     ConsumerServices,
     HandlerConsumer,
+    LimitedConsumer,
     QueueConsumer,
     QueueOptions,
+    SharedLimit,
     Slots,
     lane_in_shard,
 )
@@ -726,9 +728,10 @@ class ConsumerRunner:
         run, state = with_middleware(run, self._settings.middleware, place), self._executors.state_in(place)
         consumers: list[HandlerConsumer] = []
         for n, keys in enumerate(shards):
-            limits = limits_text(how.limits, keys.display_name, len(shards), n)
+            limits = limits_text(how.own, keys.display_name, len(shards), n)
             lane_of = lane_in_shard(how.lane_of, shards, keys)
-            options = QueueOptions(how.recent, limits, wire_rules(how.lanes, keys.display_name), lane_of)
+            shared = tuple(SharedLimit.of(keys.prefix, each, how.cost_of(each)) for each in how.shared)
+            options = QueueOptions(how.recent, limits, wire_rules(how.lanes, keys.display_name), lane_of, shared)
             share = Share(how.size, priority, pool, limit)
             consumers.append(self._new_consumer(keys, how, share, run, state, options))
         return consumers
@@ -738,7 +741,8 @@ class ConsumerRunner:
     ) -> HandlerConsumer:
         """Make the consumer of one shard, for a handler that takes one task or a list."""
         if how.batch_size is None:
-            return HandlerConsumer(keys, self._services, how.policy, share, run, state, options)
+            kind = LimitedConsumer if how.shared else HandlerConsumer
+            return kind(keys, self._services, how.policy, share, run, state, options)
         return ListConsumer(
             *(keys, self._services, how.policy, share, run, state, options), size=how.batch_size, wait=how.batch_wait
         )
@@ -904,11 +908,13 @@ class ConsumerRunner:
 
 
 async def _wait_left(consumers: Sequence[HandlerConsumer]) -> None:
-    """Wait until the queue was left. Meanwhile, end the waits of its list runs."""
+    """Wait until the queue was left. Meanwhile, end the waits of its list runs, and ask for permits again in time."""
     async with trio.open_nursery() as nursery:
         for consumer in consumers:
             if isinstance(consumer, ListConsumer):
                 nursery.start_soon(consumer.close_forever)
+            if isinstance(consumer, LimitedConsumer):
+                nursery.start_soon(consumer.permits.watch_forever)
         for consumer in consumers:
             await consumer.lifecycle.left.wait()
         nursery.cancel_scope.cancel()

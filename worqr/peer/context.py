@@ -18,12 +18,13 @@ from worqr.batches import BatchInfo, BatchRef, EndedJob, ended_job_of, ended_of,
 from worqr.client.job import address_of, own_options, tagged
 from worqr.errors import UsageError
 from worqr.foreign import CONTEXT, no_such_attribute
+from worqr.limits import MOST
 from worqr.peer.error_throttle import wait_done
 from worqr.peer.run import Run, RunHost, Save, check_saved, current_run, failed_of
 from worqr.records import CancelReason
 from worqr.remote_error import meta_of
 from worqr.stored_values import whole
-from worqr.validation import Seconds, clean_text, from_ms
+from worqr.validation import Seconds, check_between, clean_text, from_ms
 from worqr.validation import seconds as seconds_of
 
 
@@ -297,6 +298,20 @@ class Context:
             UsageError: `seconds` is not valid.
         """
         self._run.host.extend(self._run, seconds_of(seconds, "seconds of extend", positive=True))
+
+    def cost(self, used: int) -> None:
+        """Set how much this run uses of the limits with a name and a unit that its function has, in place of the estimate
+        ``cost=``. From any thread; this never waits. The last number counts, from the start of the run on, when the run ends.
+
+        It changes nothing if the function has no such limit.
+
+        Args:
+            used: 0 to 1,000,000.
+
+        Raises:
+            UsageError: `used` is not valid.
+        """
+        self._run.host.note_cost(self._run, check_between(used, "cost", 0, MOST))
 
     def check_cancelled(self) -> None:
         """Raise an exception if this run is being cancelled. A plain function in a thread has to call it to be cancelled.

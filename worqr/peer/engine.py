@@ -142,6 +142,7 @@ class Engine:
         services = ConsumerServices(
             *(link, self.session, self.scheduler, self.slots, self.settler, self.reports, self.reconciler),
             *(settings.values, settings.redact_errors, settings.deploy),
+            permits=settings.permits,
         )
         self.queues: ConsumerRunner = ConsumerRunner(
             settings, services, self.executors, self.consumers, self.stuck, self.spawn

@@ -25,6 +25,7 @@ from worqr.tracing import Tracing
 from worqr.validation import Seconds, check_count
 
 if TYPE_CHECKING:
+    from worqr.client.permits import HeldPermits
     from worqr.peer.executors.asyncio_loop import AsyncioLoop, Hosting
 
 CONCURRENCY: Final = 100
@@ -147,6 +148,8 @@ class PeerSettings:
     process_lifespan: Callable[[], AbstractContextManager[object]] | None = None
     sharding: ShardDirectory | None = None
     """The number of shards of each queue that has several; None: no queue has several."""
+    permits: HeldPermits | None = None
+    """The permits of named limits that this program holds; None: handlers have no such limits."""
     observer: RunObserver | None = None
     """Set if a test drives this peer. Then schedules fire only when the test moves the clock."""
     relocation: Relocation | None = None

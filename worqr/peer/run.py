@@ -557,6 +557,10 @@ class RunHost(Protocol):
         """Move the deadline of a run; from any thread."""
         ...
 
+    def note_cost(self, run: Run[Any], used: int, /) -> None:
+        """Note how much of limits with a unit a run has used; from any thread."""
+        ...
+
     def save(self, run: Run[Any], save: Save, /) -> Future[None]:
         """Store what a run saves; from any thread. The future is done when it is stored."""
         ...

@@ -46,6 +46,7 @@ class _NoConsumer:
         self.reported: list[tuple[float | None, str]] = []
         self.values_shown: list[Any] = []
         self.extended: list[float] = []
+        self.costs: list[int] = []
         self.saves: list[bytes] = []
         self.steps: dict[str, Any] = {}
 
@@ -60,6 +61,9 @@ class _NoConsumer:
 
     def extend(self, run: Run[Any], seconds: float) -> None:
         self.extended.append(seconds)
+
+    def note_cost(self, run: Run[Any], used: int) -> None:
+        self.costs.append(used)
 
     def save(self, run: Run[Any], save: Save) -> Future[None]:
         if save.step:

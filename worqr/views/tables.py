@@ -21,6 +21,7 @@ from worqr.views.values import shorten, span
 if TYPE_CHECKING:
     from worqr.batches import BatchInfo
     from worqr.cron import Schedule
+    from worqr.limits import LimitInfo
     from worqr.mesh_records import LaneInfo, LogEntry, QueueInfo, WorkerInfo
     from worqr.records import Entry, JobRecord, RemoteError
 
@@ -552,6 +553,27 @@ def batch_state(info: BatchInfo) -> str:
     return "finished" if info.succeeded else "failed" if info.cancel_reason is None else "cancelled"
 
 
+def limit_notes(info: LimitInfo) -> Sequence[Note]:
+    """Return why blocks and functions wait for a limit with a name, and that a program died with permits of it."""
+    found = [Note("bad", f"{info.expired:,} of dead programs")] if info.expired else []
+    if info.waiting:
+        full = info.concurrency is not None and info.held >= info.concurrency
+        found.append(Note("held", HELD_BACK["concurrency" if full else "rate"]))
+    return found
+
+
+LIMITS: Final = Table(
+    (
+        column("name", title="limit", fit="fold"),
+        column("bound", title="allows", fit="fold"),
+        count("held", title="in use", always=True),
+        count("used", title="in period", always=True),
+        count("waiting", "wait", always=True),
+        count("expired", style=BAD),
+    ),
+    limit_notes,
+    lambda info: f"limit.{info.name}",
+)
 OUTBOXES: Final = Table(
     (
         column("table", fit="fold"),

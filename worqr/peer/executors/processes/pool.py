@@ -52,6 +52,7 @@ from worqr.peer.executors.processes.protocol import (
     Setup,
     Starting,
     Suspending,
+    Used,
     name_for_process,
     packed,
     replies,
@@ -732,6 +733,8 @@ async def _on_report(run: Run[RunHost], ended: list[CallEnded], what: Report) ->
         ended.append(what)
     elif isinstance(what, Extended):
         run.host.extend(run, what.seconds)
+    elif isinstance(what, Used):
+        run.host.note_cost(run, what.cost)
     else:
         for item in run.items:
             if item.fence != what.fence:

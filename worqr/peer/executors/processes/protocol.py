@@ -5,10 +5,10 @@ interpreter) is refused where it is declared or served. The module ``__main__`` 
 ``if __name__ == "__main__":`` is false. `worqr.child_processes` stops a peer that starts outside of that guard.
 
 The protocol is internal, because both sides always have the same version. A process first receives one `Setup`. It replies to
-each `RunRequest` with one `Returned`, `Raised` or `Suspending`. Before that reply, it sends a `Progressed` or `Extended` for each
-report or extension of the run. It sends a `Saving` when the run saves, a `Starting` when it starts jobs, and waits for the
-`SaveReply`. If a list handler returns, it first sends a `CallEnded` for each of its calls. If a list handler raises, it sends one
-for each call whose payload cannot be decoded.
+each `RunRequest` with one `Returned`, `Raised` or `Suspending`. Before that reply, it sends a `Progressed`, `Extended` or
+`Used` for each report or extension of the run. It sends a `Saving` when the run saves, a `Starting` when it starts jobs, and
+waits for the `SaveReply`. If a list handler returns, it first sends a `CallEnded` for each of its calls. If a list handler
+raises, it sends one for each call whose payload cannot be decoded.
 """
 
 from __future__ import annotations
@@ -201,6 +201,12 @@ class Extended(msgspec.Struct, tag=True, array_like=True, frozen=True):
     seconds: float
 
 
+class Used(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The run has used so much of limits with a unit."""
+
+    cost: int
+
+
 class Saving(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The run saves bytes, or the result of a `step`, for the job of one of its claims, and waits for a `SaveReply`."""
 
@@ -268,7 +274,7 @@ Request = Setup | RunRequest | SaveReply
 
 Answer = Returned | Raised | Suspending
 
-Report = Progressed | Extended | Saving | Starting | CallEnded
+Report = Progressed | Extended | Used | Saving | Starting | CallEnded
 
 Reply = Report | Answer
 

@@ -51,6 +51,7 @@ from worqr.peer.executors.processes.protocol import (
     Setup,
     Starting,
     Suspending,
+    Used,
     packed,
     requests,
     resolve,
@@ -262,6 +263,10 @@ class ProcessHost:
         if run.timer is not None:
             run.timer.move_to(time.monotonic() + seconds)
             self._pipe.send(Extended(seconds))
+
+    def note_cost(self, run: Run[Any], used: int) -> None:
+        """Tell the parent what a run has used of limits. From any thread."""
+        self._pipe.send(Used(used))
 
 
 class _InProcess:

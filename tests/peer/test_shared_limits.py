@@ -1,0 +1,208 @@
+"""Limits with a name as an option of functions: tasks start under one budget, hold no slot before, and leave nothing behind."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+import worqr
+from tests.peer.conftest import NewMesh, mesh, new_mesh  # noqa: F401 - fixtures
+from tests.peer.process_jobs import use_tokens
+from tests.peer.tools import serving
+from tests.support.children import Child
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
+from worqr.errors import UsageError
+
+ONE = worqr.Limit(1, name="api")
+TOKENS = worqr.Limit(rate=1000, per=3600, unit="tokens", name="tokens")
+
+
+async def limits_of(mesh: worqr.Mesh[Any]) -> dict[str, worqr.LimitInfo]:
+    return {info.name: info for info in await mesh.limits()}
+
+
+async def until_limit(mesh: worqr.Mesh[Any], name: str, **fields: object) -> None:
+    """Wait until a limit has these fields."""
+    found: worqr.LimitInfo | None = None
+    with trio.fail_after(PATIENCE):
+        while found is None or any(getattr(found, field) != value for field, value in fields.items()):
+            found = (await limits_of(mesh)).get(name)
+            await trio.lowlevel.checkpoint()
+
+
+async def test_functions_of_two_workers_share_a_limit_and_none_starves(mesh: worqr.Mesh, new_mesh: NewMesh) -> None:
+    other, inside, most, ran = new_mesh(), 0, 0, list[str]()
+
+    def declare(of: worqr.Mesh[Any], name: str) -> worqr.Function[[], None]:
+        @of.task(name=name, limit=worqr.Limit(2, name="api"))
+        async def call() -> None:
+            nonlocal inside, most
+            inside += 1
+            most = max(most, inside)
+            await trio.sleep(0.005)
+            inside -= 1
+            ran.append(name)
+
+        return call
+
+    first, second = declare(mesh, "first"), declare(other, "second")
+    async with mesh.join(), other.join():
+        await mesh.enqueue_many([first.call() for _ in range(60)])
+        await other.enqueue_many([second.call() for _ in range(10)])
+        with trio.fail_after(PATIENCE):
+            while len(ran) < 70:
+                await trio.sleep(0.01)
+    assert most == 2
+    assert ran[:60].count("second") >= 5  # it waits for turns, not until the other queue is empty
+
+
+async def test_a_task_that_waits_for_a_limit_holds_no_slot_and_can_be_cancelled(mesh: worqr.Mesh) -> None:
+    ran = list[str]()
+
+    @mesh.task(limit=ONE, result_ttl=60)
+    async def limited() -> None:
+        ran.append("limited")
+
+    @mesh.task(result_ttl=60)
+    async def free() -> None:
+        ran.append("free")
+
+    async with mesh.join(concurrency=1):
+        async with mesh.limit(ONE):
+            waits, cancelled = await limited.dispatch(), await limited.dispatch()
+            await until_limit(mesh, "api", held=1, waiting=1)
+            with trio.fail_after(PATIENCE):
+                await (await free.dispatch()).result()
+                assert (await cancelled.cancel()).waiting == 1
+            assert ran == ["free"]
+            assert (await mesh.queue(limited.name).info()).running == 0
+        with trio.fail_after(PATIENCE):
+            await waits.result()
+        await until_limit(mesh, "api", held=0, waiting=0)
+    assert ran == ["free", "limited"]
+
+
+async def test_permits_without_a_task_go_back_and_cost_nothing(mesh: worqr.Mesh) -> None:
+    @mesh.task(limit=[ONE, TOKENS], cost=400)
+    async def call() -> None: ...
+
+    async with mesh.join():
+        await until_limit(mesh, "tokens", used=0, held=0)
+        await until_limit(mesh, "api", held=0)
+
+
+async def test_a_limit_that_refuses_keeps_no_permit_of_another(mesh: worqr.Mesh) -> None:
+    done = trio.Event()
+
+    @mesh.task(limit=[TOKENS, ONE], cost=400)
+    async def call() -> None:
+        done.set()
+
+    async with mesh.join():
+        async with mesh.limit(ONE):
+            await call.enqueue()
+            await until_limit(mesh, "api", held=1, waiting=1)
+            await until_limit(mesh, "tokens", used=0, held=0)
+        with trio.fail_after(PATIENCE):
+            await done.wait()
+        await until_limit(mesh, "tokens", used=400, held=0)
+
+
+@pytest.mark.parametrize("place", ["loop", "thread", "asyncio", "process"])
+async def test_what_a_run_uses_replaces_its_estimate(mesh: worqr.Mesh, place: Any) -> None:
+    async def use(task: bytes) -> None:
+        use_tokens(task)
+
+    handler = use_tokens if place in {"thread", "process"} else use
+    async with serving(mesh, "Q1", handler, runs_in=place, limit=TOKENS, cost=400, result_ttl=60):
+        for used, total in ((7, 7), (600, 607)):
+            with trio.fail_after(PATIENCE):
+                await (await mesh.queue("Q1").dispatch(b"%d" % used)).result()
+            await until_limit(mesh, "tokens", used=total, held=0)
+
+
+async def test_a_run_that_ends_in_any_way_gives_its_permit_back(mesh: worqr.Mesh) -> None:
+    begun = trio.Event()
+
+    @mesh.task(limit=ONE, keep_failed=0, retry=worqr.RetryPolicy(max_failures=1))
+    async def call(how: str) -> None:
+        if how == "error":
+            raise ValueError
+        begun.set()
+        await trio.sleep_forever()
+
+    async with mesh.join(grace=0):
+        with trio.fail_after(PATIENCE):
+            await call.enqueue("error")
+            job = await call.dispatch("forever")
+            await begun.wait()
+            await until_limit(mesh, "api", held=1)
+            await job.cancel()
+            await until_limit(mesh, "api", held=0)
+            begun = trio.Event()
+            await call.enqueue("forever")
+            await begun.wait()
+    async with mesh.connect():
+        await until_limit(mesh, "api", held=0, expired=0, waiting=0)
+
+
+HOLDER = """
+import sys, trio, worqr
+from worqr.client import permits
+from worqr.peer import consumer
+
+consumer.LEASE, permits.LEASE, permits.RENEW_EVERY = 1.0, 1.0, 0.2
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+
+@mesh.task(name="call", limit=worqr.Limit(1, name="api"))
+async def call() -> None:
+    print("holds", flush=True)
+    await trio.sleep_forever()
+
+async def main() -> None:
+    async with mesh.join():
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+@pytest.mark.leaves("{*}", "{*}:*", "*")
+async def test_a_worker_that_dies_keeps_no_permit_and_its_task_runs_again(mesh: worqr.Mesh, server: Server) -> None:
+    ran = trio.Event()
+
+    @mesh.task(name="call", limit=ONE)
+    async def call() -> None:
+        ran.set()
+
+    async with mesh.connect():
+        await call.enqueue()
+    with closing(Child(HOLDER, server.url, mesh.prefix)) as child:
+        await child.line_with("holds")
+        async with mesh.join():
+            await until_limit(mesh, "api", held=1)
+            child.kill()
+            with trio.fail_after(PATIENCE):
+                await ran.wait()
+
+
+def test_wrong_uses_have_a_remedy(mesh: worqr.Mesh) -> None:
+    async def call(values: list[int]) -> None: ...
+
+    task: Any = partial(mesh.task, name="call")
+    for options, words in (
+        ({"limit": TOKENS, "cost": 1001}, r"cost 1,001 is above limit 'tokens', which allows 1,000 tokens per hour"),
+        ({"limit": ONE, "cost": 5}, "cost is for a limit with a name and a unit: write limit="),
+        ({"limit": TOKENS, "cost": -1}, "cost must be"),
+        ({"limit": [ONE, ONE]}, "two limits have one name"),
+        ({"limit": ONE, "batch_size": 5}, "a handler of lists takes several tasks at once"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            task(**options)(call)
+    with pytest.raises(UsageError, match="cost is an option of one function"):
+        worqr.Mesh(defaults={"cost": 5})
