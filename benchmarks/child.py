@@ -191,19 +191,33 @@ def listener(*, socket: str, channel: str) -> None:
     sys.stdin.read()
 
 
-async def callers(*, socket: str, limit: dict[str, Any], estimate: int, spread: int, prefix: str) -> None:
-    """A worker with five functions that share a limit: tells when each call began, and what it has used."""
-    mesh, shared = worqr.Mesh(f"unix://{socket}", prefix=prefix), worqr.Limit(**limit)
+async def callers(
+    *, socket: str, limit: dict[str, Any], estimate: int, spread: int, prefix: str, as_option: bool
+) -> None:
+    """A worker with five functions that share a limit: tells when each call began, and what it has used.
+
+    The limit is around the call, or `as_option` of the functions.
+    """
+    mesh, shared = worqr.Mesh(f"unix://{socket}", prefix=prefix), worqr.Limit(**limit, unit="tokens")
+
+    async def use(cost: Callable[[int], None]) -> None:
+        used = random.randint(estimate - spread, estimate + spread)
+        say(f"{time.monotonic()} {used}")
+        cost(used)
+        await trio.sleep(0.1)
 
     async def call(task: bytes, /) -> None:
+        if as_option:
+            await use(worqr.current().cost)
+            return
         async with mesh.limit(shared, cost=estimate) as permit:
-            used = random.randint(estimate - spread, estimate + spread)
-            say(f"{time.monotonic()} {used}")
-            permit.cost(used)
-            await trio.sleep(0.1)
+            await use(permit.cost)
 
     for n in range(5):
-        mesh.task(name=f"f{n}")(call)
+        if as_option:
+            mesh.task(name=f"f{n}", limit=shared, cost=estimate)(call)
+        else:
+            mesh.task(name=f"f{n}")(call)
     async with mesh.join(concurrency=30, grace=0):
         say("ready")
         await answer()

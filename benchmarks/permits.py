@@ -30,17 +30,20 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     period = QUICK if plan.quick else PERIOD
     scale = period / PERIOD
     rows: list[Row] = []
-    for name, rate, estimate, most in (
-        ("calls", round(CALLS * scale), 1, NEVER_MORE),
-        ("tokens", round(TOKENS * scale), ESTIMATE, IN_BUDGET),
-    ):
-        spread = SPREAD if name == "tokens" else 0
-        used = await spent(server, {"rate": rate, "per": period, "name": name}, estimate, spread, period * PERIODS)
-        highest, two = sums_of(used, period)
-        rows += [
-            Row(f"{name}: most in any {period:g} s", f"of {rate:,}", [highest / rate], bar=most),
-            Row(f"{name}: used in two periods", f"of {2 * rate:,}", [two / rate / 2], bar=USED),
-        ]
+    for how in ("block", "option"):
+        for name, rate, estimate, most in (
+            ("calls", round(CALLS * scale), 1, NEVER_MORE),
+            ("tokens", round(TOKENS * scale), ESTIMATE, IN_BUDGET),
+        ):
+            spread = SPREAD if name == "tokens" else 0
+            limit = {"rate": rate, "per": period, "name": f"{name}-{how}"}
+            used = await spent(server, limit, estimate, spread, period * PERIODS, as_option=how == "option")
+            highest, two = sums_of(used, period)
+            what = name if how == "block" else f"{name}, as an option of the functions"
+            rows += [
+                Row(f"{what}: most in any {period:g} s", f"of {rate:,}", [highest / rate], bar=most),
+                Row(f"{what}: used in two periods", f"of {2 * rate:,}", [two / rate / 2], bar=USED),
+            ]
     notes = [
         f"{WORKERS} workers, 5 functions, {period * PERIODS:g} s each; a call uses {ESTIMATE - SPREAD} to {ESTIMATE + SPREAD} "
         f"tokens, of which its worker knows the estimate of {ESTIMATE} before",
@@ -50,7 +53,7 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
 
 
 async def spent(
-    server: EmbeddedServer, limit: dict[str, object], estimate: int, spread: int, lasts: float
+    server: EmbeddedServer, limit: dict[str, object], estimate: int, spread: int, lasts: float, *, as_option: bool
 ) -> list[tuple[float, int]]:
     """What was used by each call, and when."""
     found: list[tuple[float, int]] = []
@@ -63,6 +66,7 @@ async def spent(
     mesh = worqr.Mesh(server.url, prefix=str(limit["name"]))
     async with AsyncExitStack() as stack:
         options = {"limit": limit, "estimate": estimate, "spread": spread, "prefix": mesh.prefix}
+        options["as_option"] = as_option
         children = [await stack.enter_async_context(open_child("callers", server, **options)) for _ in range(WORKERS)]
         async with mesh.connect(), trio.open_nursery() as nursery:
             for child in children:

@@ -153,6 +153,8 @@ def give_to_function(name: str, value: Any) -> None:
     needed: dict[str, Any] = {"on_failure": print} if name.startswith("on_failure_") else {}
     if name == "batch_wait":
         needed = {"batch_size": 100}
+    if name == "cost":
+        needed = {"limit": worqr.Limit(rate=1_000_000, per=60, unit="tokens", name="x")}
     declare: Any = worqr.Registry().workflow if name == "lifetime" else worqr.Registry().task
     declare(**{**needed, name: value})
 
