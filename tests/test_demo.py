@@ -18,7 +18,7 @@ import pytest
 import trio
 from rich.console import Console
 
-from tests.support.children import ROOT
+from tests.support.children import ROOT, is_running
 from tests.support.patience import PATIENCE
 from worqr.cli import demo as demo_command
 from worqr.cli.demo import worker_processes as processes
@@ -311,16 +311,8 @@ def family(pid: int) -> set[int]:
 async def until_gone(pids: set[int]) -> None:
     with trio.fail_after(PATIENCE):
         for pid in pids:
-            while alive(pid):
+            while is_running(pid):
                 await trio.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_it_runs_to_a_good_end_in_plain_lines() -> None:

@@ -16,7 +16,7 @@ import pytest
 import redis
 import trio
 
-from tests.support.children import Child
+from tests.support.children import Child, is_running
 from tests.support.patience import PATIENCE
 from tests.support.servers import chosen, programs
 from worqr import embedded
@@ -47,14 +47,6 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def folder_of(server: EmbeddedServer) -> Path:
     return Path(server.socket_path).parent
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 async def until_gone(pid: int, folder: Path) -> None:

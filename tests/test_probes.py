@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,7 @@ import trio
 
 import worqr
 from tests.support.http import get
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, wait_until
 from tests.support.servers import Server
 from worqr import probes
 from worqr.hosting.peer_thread import no_health
@@ -38,13 +36,6 @@ class Patient:
 
 def statuses(address: str) -> dict[str, int]:
     return {path: get(address, path).status for path in ("/live", "/ready", "/startup")}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 # The replies
@@ -115,11 +106,11 @@ def test_live_tells_that_the_loop_is_blocked_while_it_is(server: Server, prefix:
         assert get(address, "/live").status == 200
         worqr.sync(block.enqueue)
         assert began.wait(PATIENCE)
-        until(lambda: get(address, "/live").status == 503)
+        wait_until(lambda: get(address, "/live").status == 503)
         assert get(address, "/live").text.startswith("the event loop has been blocked for ")
         assert not gate.is_set()
         gate.set()
-        until(lambda: statuses(address) == {"/live": 200, "/ready": 200, "/startup": 200})
+        wait_until(lambda: statuses(address) == {"/live": 200, "/ready": 200, "/startup": 200})
 
 
 async def test_a_server_that_is_away_is_no_reason_to_restart_the_worker(own_server: Server, prefix: str) -> None:

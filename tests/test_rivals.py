@@ -8,8 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from benchmarks.rivals.figures import QUICK, rate
 from benchmarks.rivals.page import section
 from benchmarks.rivals.results import FIGURES, LOST, NOT_OFFERED, SUBJECTS, Entry, Results, load, plain, remarks
 from tests.support.children import ROOT
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, wait_until
 
 FAKES = Path(__file__).parent / "rivals_contenders"
 
@@ -141,13 +139,6 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    ends = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < ends, what
-        time.sleep(0.01)
-
-
 def test_a_worker_is_killed_with_all_that_it_started() -> None:
     child = "subprocess.Popen(['sleep', '1000'], start_new_session=True)"
     program = f"import subprocess; print({child}.pid, flush=True); input()"
@@ -158,7 +149,7 @@ def test_a_worker_is_killed_with_all_that_it_started() -> None:
         below = int(process.stdout.readline())
         assert descendants(process.pid) == [below]
         kill(process)
-    until(lambda: not alive(below), "the process below the worker still runs")
+    wait_until(lambda: not alive(below), what="the process below the worker still runs")
 
 
 def fakes(*names: str) -> list[Contender]:
@@ -220,8 +211,8 @@ def test_an_interrupted_run_leaves_no_process() -> None:
 
         assert process.stderr is not None
         assert process.stderr.readline().startswith("side by side")
-        until(started, "the worker did not start")
+        wait_until(started, what="the worker did not start")
         process.send_signal(signal.SIGTERM)
         assert "interrupted; all processes were ended" in process.stderr.read()
         assert process.wait(PATIENCE) == 130
-    until(lambda: not any(alive(pid) for pid in seen), "processes of the harness still run")
+    wait_until(lambda: not any(alive(pid) for pid in seen), what="processes of the harness still run")

@@ -10,7 +10,6 @@ import re
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from tests.client.test_asyncio import NewMesh, mesh, new_mesh, our_threads  # no
 from tests.link.test_thread_driver import in_threads
 from tests.peer.tools import Held, eventually, serving, spying
 from tests.support.children import Child
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, wait_until
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import testing
@@ -47,13 +46,6 @@ SHA = {script.name: script.sha for script in all_scripts()}
 
 def connections(server: Server, app: str) -> list[str]:
     return sorted(c["name"] for c in server.client().client_list() if c["name"].startswith(f"worqr:{app}:"))
-
-
-def until(condition: Callable[[], object], within: float = PATIENCE) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within:g} s: {condition}"
-        time.sleep(0.005)
 
 
 async def in_thread(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -98,7 +90,7 @@ def test_closing_ends_it_and_the_next_call_connects_anew(new_mesh: NewMesh, serv
         assert worqr.sync(mesh.queue("Q1").info).waiting == n
         mesh.close()
         assert our_threads() == []
-        until(lambda: connections(server, "again") == [])
+        wait_until(lambda: connections(server, "again") == [])
     mesh.close()
 
 
@@ -115,7 +107,7 @@ def test_it_ends_with_the_mesh(server: Server, prefix: str) -> None:
         assert connected()
         del queue
         gc.collect()
-        until(lambda: not connected())
+        wait_until(lambda: not connected())
 
 
 def test_closing_ends_every_wait(mesh: worqr.Mesh) -> None:
@@ -258,7 +250,7 @@ def test_patience_ends(own_server: Server, new_mesh: NewMesh, prefix: str) -> No
             worqr.sync(queue.enqueue, b"never")
         assert caught.value.sent is False
     own_server.start()
-    until(lambda: stored(queue, b"a"))
+    wait_until(lambda: stored(queue, b"a"))
     assert waiting(own_server, prefix) == [b"a"]
 
 
@@ -386,7 +378,7 @@ async def test_a_result_outlasts_an_outage(own_server: Server, new_mesh: NewMesh
             found.append(worqr.sync(job.result))
 
         nursery.start_soon(in_thread, read)
-        await in_thread(until, lambda: subscribed(own_server))
+        await in_thread(wait_until, lambda: subscribed(own_server))
         await in_thread(own_server.restart)
 
         async def echo(task: bytes) -> bytes:
@@ -782,7 +774,7 @@ async def test_plain_handlers_produce_on_a_bench(server: Server) -> None:
         assert (await bench.run_until_empty()).finished == 1
         assert bench.sent(second) == [second.call(1), second.call(2)]
     gc.collect()
-    await in_thread(until, lambda: our_threads() == [])
+    await in_thread(wait_until, lambda: our_threads() == [])
 
 
 # Processes
@@ -830,7 +822,7 @@ async def test_forked_children_connect_anew(server: Server, prefix: str, spawn: 
     wanted = [f"{name}-0" for name in ("before", "after", "grandchild", *[f"child{n}" for n in range(4)])]
     wanted += [f"parent-{n}-{i}" for n in range(4) for i in range(50)]
     wanted += [f"child{c}-{n}-{i}" for c in range(4) for n in range(2) for i in range(50)]
-    await in_thread(until, lambda: Counter(waiting(server, prefix)) == Counter(text.encode() for text in wanted))
+    await in_thread(wait_until, lambda: Counter(waiting(server, prefix)) == Counter(text.encode() for text in wanted))
 
 
 async def test_a_program_that_ends_leaves_no_socket_open(server: Server, prefix: str, spawn: Spawn) -> None:
@@ -900,7 +892,7 @@ async def test_a_child_leaves_the_embedded_server_of_its_parent_alone(spawn: Spa
     path = await child.line()
     assert await child.ended() == 0, child.errors
     assert [line[:29] for line in child.errors.splitlines()] == [f"embedded.lost: tasks lost: {n}." for n in (1, 2)]
-    await in_thread(until, lambda: not os.path.exists(path))
+    await in_thread(wait_until, lambda: not os.path.exists(path))
 
 
 ENDS = """

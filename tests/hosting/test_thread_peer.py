@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -26,7 +25,7 @@ import trio
 import worqr
 from tests.peer import jobs_in_processes
 from tests.support.children import Child
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, wait_until
 from tests.support.servers import Server
 from worqr.hosting.peer_thread import Phase
 from worqr.peer.leader.leader import Leader
@@ -58,7 +57,7 @@ def new_mesh(request: pytest.FixtureRequest, prefix: str) -> Iterator[NewMesh]:
     yield make
     for mesh in meshes:
         mesh.close()
-    until(lambda: not our_threads())
+    wait_until(lambda: not our_threads())
 
 
 @pytest.fixture
@@ -117,13 +116,6 @@ def our_threads() -> list[str]:
 
 def peers() -> list[str]:
     return [name for name in our_threads() if name == "worqr-peer"]
-
-
-def until(condition: Callable[[], object], within: float = PATIENCE) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within:g} s: {condition}"
-        time.sleep(0.005)
 
 
 def workers(server: Server, prefix: str) -> int:
@@ -202,7 +194,7 @@ def test_a_block_starts_and_stops_it(mesh: worqr.Mesh[Any], held: Held, beside: 
     with mesh.join_in_thread(grace=LONG) as peer:
         assert peer.health().ready
         job = held.begin(5)
-        beside(lambda: (until(lambda: peer.health().why == "the peer is leaving"), held.let_go()))
+        beside(lambda: (wait_until(lambda: peer.health().why == "the peer is leaving"), held.let_go()))
     assert held.ended == ["returned"]
     assert worqr.sync(job.result, PATIENCE) == 5
     assert not peer.health().alive
@@ -247,7 +239,7 @@ def test_the_least_patient_of_those_who_stop_it_wins(
     peer = mesh.join_in_thread().start()
     held.begin()
     patient = [beside(peer.stop, LONG) for _ in range(3)]
-    until(lambda: peer.health().why == "the peer is leaving")
+    wait_until(lambda: peer.health().why == "the peer is leaving")
     assert held.ended == []
     peer.stop(0)
     for each in patient:
@@ -261,7 +253,7 @@ def test_word_that_it_has_heeded_already_changes_nothing(
     peer = mesh.join_in_thread(grace=LONG).start()
     held.begin()
     patient = beside(peer.stop)
-    until(lambda: peer.health().why == "the peer is leaving")
+    wait_until(lambda: peer.health().why == "the peer is leaving")
     thread: Any = peer._thread
     for _ in range(3):  # several that stop it may be heard of before the first of their words arrives
         trio.from_thread.run_sync(thread._apply_stop, trio_token=thread._token)
@@ -278,7 +270,7 @@ def test_its_thread_goes_through_its_phases(
     thread: Any = peer._thread
     assert thread.phase is Phase.JOINED
     patient = beside(peer.stop)
-    until(lambda: thread.phase is Phase.DRAINING)
+    wait_until(lambda: thread.phase is Phase.DRAINING)
     peer.stop(0)
     patient.result(PATIENCE)
     assert thread.phase is Phase.ENDED
@@ -314,8 +306,8 @@ def test_it_tells_how_it_stands_whenever_it_is_asked(mesh: worqr.Mesh[Any], held
         looking = pool.submit(look)
         for _ in range(3):
             with peer:
-                until(lambda: seen[-1] == "")
-            until(lambda: seen[-1] == "stopped")
+                wait_until(lambda: seen[-1] == "")
+            wait_until(lambda: seen[-1] == "stopped")
         over.set()
         looking.result(PATIENCE)
 
@@ -366,7 +358,7 @@ def test_a_log_handler_that_raises_takes_no_slot_and_ends_no_duty(mesh: worqr.Me
                 with pytest.raises(worqr.JobFailed):
                     worqr.sync(worqr.sync(function.dispatch).result, PATIENCE)
             assert worqr.sync(worqr.sync(retried.dispatch).result, PATIENCE) == 7
-        until(lambda: peer.health().running == 0)
+        wait_until(lambda: peer.health().running == 0)
         assert peer.health().ready
 
 
@@ -425,7 +417,7 @@ def test_whatever_is_around_a_handler_its_claim_is_settled(new_mesh: NewMesh, op
                 assert worqr.sync(job.result, PATIENCE) in {1, None}
             except worqr.JobFailed as error:
                 assert "SystemExit" in str(error)
-        until(lambda: peer.health().running == 0)
+        wait_until(lambda: peer.health().running == 0)
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit("x")])
@@ -440,8 +432,8 @@ def test_a_lane_function_that_raises_in_a_worker_takes_nothing(
 
     with mesh.join_in_thread(concurrency=1) as peer:
         worqr.sync(new_mesh().queue("laned").enqueue, *[b'{"tenant": "acme"}'] * 3)
-        until(lambda: len(runs) == 3)
-        until(lambda: peer.health().running == 0)
+        wait_until(lambda: len(runs) == 3)
+        wait_until(lambda: peer.health().running == 0)
 
 
 def test_wrong_options_are_refused_before_anything_starts(mesh: worqr.Mesh[Any]) -> None:
@@ -507,7 +499,7 @@ def test_stopping_it_while_it_starts_ends_the_start(own_server: Server, new_mesh
     peer = mesh.join_in_thread()
     with ThreadPoolExecutor(2) as pool:
         starting = [pool.submit(peer.start) for _ in range(2)]
-        until(lambda: peer.health().why == "joining the mesh" and calls_that_wait("start") == 2)
+        wait_until(lambda: peer.health().why == "joining the mesh" and calls_that_wait("start") == 2)
         assert peer.health().alive
         peer.stop()  # a start that has not begun by now would start the peer anew
         for each in starting:
@@ -524,7 +516,7 @@ def test_its_death_is_told_once(
     peer = mesh.join_in_thread().start()
     assert peer.health().ready
     bug.set()
-    until(lambda: not peer.health().alive)
+    wait_until(lambda: not peer.health().alive)
     assert peer.health().why.startswith("it has ended: WorqrBug: ")
     assert [each.message for each in caplog.records if each.levelname == "ERROR"] == [
         "peer.ended: the worker in a thread has ended by an error"
@@ -544,11 +536,11 @@ def test_its_death_ends_its_block_but_does_not_hide_what_the_block_raised(
     no_lead(monkeypatch, bug)
     with pytest.raises(worqr.WorqrBug), mesh.join_in_thread() as peer:
         bug.set()
-        until(lambda: not peer.health().alive)
+        wait_until(lambda: not peer.health().alive)
     bug.clear()
     with pytest.raises(KeyError, match="the block's own"), mesh.join_in_thread() as peer:
         bug.set()
-        until(lambda: not peer.health().alive)
+        wait_until(lambda: not peer.health().alive)
         raise KeyError("the block's own")
 
 
@@ -996,8 +988,8 @@ def sweep(server: Server, prefix: str) -> None:
     mesh = worqr.Mesh(server.url, prefix=prefix)
     mesh.task(name="sweeper")(nothing)
     with mesh.join_in_thread():
-        until(lambda: [waiting(server, prefix, name) for name in STUBBORN] == [1] * len(STUBBORN))
-        until(lambda: workers(server, prefix) == 1)
+        wait_until(lambda: [waiting(server, prefix, name) for name in STUBBORN] == [1] * len(STUBBORN))
+        wait_until(lambda: workers(server, prefix) == 1)
     mesh.close()
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import trio
 
 from tests.support.patience import PATIENCE
+from tests.support.patience import until as until
 from worqr.command import Command
 from worqr.errors import UsageError
 from worqr.link import Link
@@ -54,14 +53,6 @@ def append(prefix: str, text: str, queue: str = "Q") -> Command[list[Any]]:
     """A numbered RPUSH: answers [ok or again, length, number, lowest]."""
     base = f"{prefix}:{{{queue}}}"
     return Command(APPEND, base, (text,), lambda reply: [reply[0].decode(), *reply[1:]], numbered=True)
-
-
-async def until(condition: Callable[[], object], within: float = PATIENCE, what: str = "") -> None:
-    """Wait for something that makes no event: a line in a log, a counter of another process."""
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within:g} s: {what or condition}"
-        await trio.sleep(0.005)
 
 
 def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:

@@ -20,7 +20,7 @@ import trio.testing
 
 from tests.link.scripts import append, echo, lines, log
 from tests.support.children import Child
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, wait_until
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.errors import Unavailable, UsageError
@@ -33,13 +33,6 @@ T = TypeVar("T")
 
 def ended(kinds: tuple[str, ...] = ("worqr-link", "worqr-dial", "worqr-subscriptions", "worqr-log_thread")) -> bool:
     return not [thread for thread in threading.enumerate() if thread.name in kinds]
-
-
-def until(condition: Callable[[], object], within: float = PATIENCE) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within:g} s: {condition}"
-        time.sleep(0.005)
 
 
 def until_replied(link: Link, condition: Callable[[], object]) -> None:
@@ -70,7 +63,7 @@ def new_link() -> Iterator[Callable[..., Link]]:
     yield make
     for link in links:
         link.close()
-    until(ended)
+    wait_until(ended)
 
 
 NewLink = Callable[..., Link]
@@ -398,7 +391,7 @@ def test_threads_subscribe_at_once(link: Link, server: Server, prefix: str) -> N
         assert sorted(heard) == [(f"{prefix}:{n}", b"%d" % n) for n in range(8)]
         for subscription in subscriptions:
             subscription.close()
-        until(lambda: client.pubsub_channels(f"{prefix}:*") == [])
+        wait_until(lambda: client.pubsub_channels(f"{prefix}:*") == [])
 
 
 def test_closing_at_once_leaves_nothing_behind(new_link: NewLink, server: Server) -> None:
@@ -416,7 +409,7 @@ def test_closing_at_once_leaves_nothing_behind(new_link: NewLink, server: Server
                 run_blocking(subscription.wait_confirmed())
 
         in_threads(3, subscribe)
-    until(ended)
+    wait_until(ended)
     before = descriptors()
     gc.collect()  # what was left is closed by this, with a warning
     assert descriptors() == before
@@ -547,7 +540,7 @@ async def test_a_forked_child_keeps_no_connection_of_its_parent(
 
         assert ours() == [f"worqr:{prefix}:data", f"worqr:{prefix}:subscribe"]
         child.send("end")
-        await trio.to_thread.run_sync(until, lambda: ours() == [])
+        await trio.to_thread.run_sync(wait_until, lambda: ours() == [])
 
 
 # Signal handlers
@@ -612,7 +605,7 @@ def test_an_interrupt_in_the_middle_of_a_change_leaves_no_thread_waiting(
     waiting = threading.Thread(target=wait, args=(0,))
     waiting.start()
     gate.wait(PATIENCE)
-    until(lambda: link.driver._driving is not None)  # type: ignore[attr-defined]
+    wait_until(lambda: link.driver._driving is not None)  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
         while True:  # until it is this thread that sends the request: the other one may, while it holds the link
             run_blocking(link.call(echo("interrupt")))

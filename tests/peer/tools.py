@@ -15,6 +15,7 @@ import trio
 
 import worqr
 from tests.support.patience import PATIENCE
+from tests.support.patience import until as until
 from tests.support.servers import Server
 from worqr.lua import all_scripts
 from worqr.peer.consumer import ConsumerServices
@@ -107,14 +108,6 @@ async def eventually(look: Callable[[], Awaitable[T]], wanted: T, within: float 
     while (seen := await look()) != wanted:
         assert time.monotonic() < deadline, f"not within {within:g} s: {seen!r} is not {wanted!r}"
         await trio.sleep(0.01)
-
-
-async def until(condition: Callable[[], object], within: float = PATIENCE, what: str = "") -> None:
-    """Wait for something that makes no event."""
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within:g} s: {what or condition}"
-        await trio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -22,6 +22,15 @@ from tests.support.patience import PATIENCE
 ROOT = Path(__file__).parent.parent.parent
 
 
+def is_running(pid: int) -> bool:
+    """Return True if there is a process with this id, also if nothing has waited for its end."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 class Child:
     """A Python program: a file (`Path`) or code (`str`), with `args`.
 
