@@ -10,9 +10,11 @@ from tests.ops.driver import BOOM, FUTURE, Desk, Expires, claim, fields_of, poli
 from tests.ops.test_children import PACK, far, note, ran, relay, start
 from tests.ops.test_suspend_task import APPROVED, KIB, NAP, active, job_of, send, suspend, workflow, workflow_record
 from worqr import ops
+from worqr.keys import BatchKeys
 from worqr.ops import Child, Rewound, Wait
 
 ONE = Wait(f"job {PACK}", "children", about=PACK)
+TOKEN = "t" * 22
 __all__ = ["far"]
 
 
@@ -197,7 +199,7 @@ def test_a_wait_that_an_older_version_stored_has_its_place_by_its_end(desk: Desk
 def test_the_value_that_a_dropped_wait_has_taken_goes_with_it(desk: Desk) -> None:
     held = workflow(desk)
     step(desk, held, "charge")
-    send(desk, value=b"json 1")
+    send(desk, value=b"json " + b"1" * 9 * KIB)
     send(desk, value=b"json 2", again=True)
     send(desk, "other")
     assert suspend(desk, held, APPROVED).status == "ready"
@@ -238,6 +240,35 @@ def test_waits_of_one_suspension_have_one_place_and_an_earlier_one_stays_open(de
     assert found[f"wait:{NAP.key}"] == f"sleep T {FUTURE}\n\n"
     [held] = desk.take("A", 1)
     assert active(desk)["open"] == "\x91\xa8sleep #1"
+
+
+def test_a_wait_has_its_place_from_its_first_suspension_on(desk: Desk) -> None:
+    held = workflow(desk)
+    suspend(desk, held, APPROVED, NAP)
+    assert re.fullmatch(r"1 \d{13} ", desk.state()[":job:x"][f"at:wait:{APPROVED.key}"])
+    send(desk, "other")
+    desk.call(ops.end_wait(desk.q, "x", NAP.key))
+    [held] = desk.take("A", 1)
+    step(desk, held, "charge")
+    suspend(desk, held, APPROVED)
+    assert rewind(desk, "charge").dropped == 1
+    [held] = desk.take("A", 1)
+    assert f"wait:{APPROVED.key}" in active(desk)
+    suspend(desk, held, Wait("new", "event", "new"))
+    assert [name for name in desk.state()[":job:x"] if name.startswith("at:wait:")] == [
+        f"at:wait:{NAP.key}",
+        "at:wait:new",
+    ]
+
+
+def test_one_whose_batch_is_being_cancelled_stays_in_the_dead_letter_queue(desk: Desk) -> None:
+    held = workflow(desk)
+    step(desk, held, "charge")
+    desk.fail("A", held)
+    desk.client.hset(f"{desk.q.base}:aside:{held}", "batch", f"{TOKEN}\n{desk.q.base}\nb\n1\n")
+    desk.client.hset(BatchKeys(desk.q).part(TOKEN), mapping={"v": 1, "cancel_reason": "enough"})
+    with desk.nothing_happens():
+        assert rewind(desk, "charge") == Rewound("closing")
 
 
 def test_the_waits_between_the_tries_of_a_step_go_with_it(desk: Desk) -> None:
