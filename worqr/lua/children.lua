@@ -259,8 +259,13 @@ local function entries_of(kept)
     local kind, key = string.match(name, '^(%l+):([^@].*)$')
     local is_one = kind == 'step' or kind == 'child' or kind == 'wait' or kind == 'try'
     if is_one then
-      local at = kind == 'wait' and string.match(kept['end:' .. key] or '', '^%l+ %d+ (%d+) ') or kind ~= 'step' and kind ~= 'child' and (kept.entries or '0')
-      at = string.match(kept['at:' .. kind .. ':' .. key] or '', '^%d+') or at
+      local at = string.match(kept['at:' .. kind .. ':' .. key] or '', '^%d+')
+      if not at and kind == 'wait' then -- an older version has stored it
+        at = string.match(kept['end:' .. key] or '', '^%l+ %d+ (%d+) ')
+      end
+      if not at and (kind == 'wait' or kind == 'try') then
+        at = kept.entries or '0'
+      end
       local number = whole_number(at, nil, NEVER)
       entries[#entries + 1] = {kind = kind, key = key, number = (number or 0) + (kind == 'try' and 1 or 0)}
       unordered = unordered or not number and key

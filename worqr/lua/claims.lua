@@ -671,7 +671,8 @@ local LARGE_PREFIXES = ' step try event refused child end at '
 -- True for a field that belongs to a life.
 local function is_of_life(name)
   local prefix = string.match(name, '^(%l+):')
-  return string.find(prefix and PREFIXES_OF_LIFE or OF_LIFE, ' ' .. (prefix or name) .. ' ', 1, true) ~= nil
+  local names = prefix and PREFIXES_OF_LIFE or OF_LIFE
+  return string.find(names, ' ' .. (prefix or name) .. ' ', 1, true) ~= nil
 end
 
 -- True for a field that may be large: only a start reads it.

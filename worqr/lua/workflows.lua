@@ -499,7 +499,8 @@ local function rewind_job()
   if not left then
     return dropped
   end
-  local ready, now = 0, now_ms()
+  local now = now_ms()
+  local ready
   if aside then
     ready = put_back_alone(queue, string.match(aside, '%d+$'), left, batch, seen, now)
   else
