@@ -56,8 +56,10 @@ from worqr.peer.error_throttle import sleep_here
 STEP_TRIES: Final = worqr.RetryPolicy(max_failures=3, min_backoff=0.05, max_backoff=0.2)
 STEP_DELAYS: Final = (0.05, 0.05, 0.3, 5.2)
 """Seconds until a step is tried again. The last one suspends the run."""
-PUTS_BACK: Final = (0, 2, 4, 6)
-"""How often a producer looks whether a workflow has failed, and puts it back then."""
+PUTS_BACK: Final = (0, 1, 1, 3)
+"""How often a producer puts a workflow back that has failed."""
+FAILS_WITHIN: Final = 30.0
+"""Seconds that it waits for that."""
 LOOKS: Final = 40
 """How often a producer looks whether a wait that it is to end is open."""
 
@@ -368,7 +370,7 @@ class WorkflowMaker:
             nursery.start_soon(self._send_events, queue, task, dispatched, name, moments)
         for seconds, wait in script.ends:
             nursery.start_soon(self._end_wait, queue, task, dispatched, wait, seconds)
-        nursery.start_soon(self._put_back, queue, task)
+        nursery.start_soon(self._put_back, queue, task, dispatched)
         if rng.random() < 0.25:
             after = rng.choice((0, 0.02, 0.3, 1, 3, 6))
             nursery.start_soon(self._sender.cancel, queue, task, dispatched.cancel, after)
@@ -408,10 +410,17 @@ class WorkflowMaker:
                 return
             seconds = 1.0
 
-    async def _put_back(self, queue: str, task: str) -> None:
-        """Put a workflow back if it is in the dead-letter queue."""
+    async def _put_back(self, queue: str, task: str, flow: worqr.Job[str]) -> None:
+        """Put a workflow back when it has failed, at most so often."""
         for _ in range(self._rng.choice(PUTS_BACK)):
-            await trio.sleep(self._rng.choice((0.5, 2.0, 5.0)))
+            try:
+                await flow.result(FAILS_WITHIN)
+            except worqr.JobFailed:
+                await trio.sleep(self._rng.choice((0, 0.3, 2.0)))
+            except worqr.WorqrError:
+                return
+            else:
+                return
             call = self._sender.begin("retry", batch=task)
             try:
                 count = await self._sender.mesh.queue(queue).failed.retry(task)

@@ -1,5 +1,7 @@
 """kill -9 of a peer before and after each step of join, claim, run, settle, leave and sweep, and each request of a workflow.
 
+At the requests of a workflow, the server is killed as well.
+
 A proxy holds the request of a script (before: the server never sees it until the process is dead) or its reply (after: executed,
 and nobody knows). Then the process is killed, and another peer must find every task, run it, and leave no key behind.
 """
@@ -267,15 +269,20 @@ async def _kill_at(
             count = Counter(done(effects))
             assert set(count) == set(RESULT.split(", "))
             assert count.total() <= len(count) + 1, f"{count}: only what was cut runs again"
-            for queue in ("fulfil", "pack"):
-                counts = (await mesh.queue(queue).info()).counts
-                assert (counts["enqueued"], counts["finished"]) == (1, 1), f"{queue}: {counts}"
+            await _each_was_started_once(mesh)
         assert_no_leaks(client, prefix)
     except BaseException as error:
         error.add_note(f"crash point: {when} request {nth}, prefix {prefix}")
         raise
     finally:
         delete_all(client, prefix)
+
+
+async def _each_was_started_once(mesh: worqr.Mesh) -> None:
+    """The workflow, and its job."""
+    for queue in ("fulfil", "pack"):
+        counts = (await mesh.queue(queue).info()).counts
+        assert (counts["enqueued"], counts["finished"]) == (1, 1), f"{queue}: {counts}"
 
 
 async def _take_over(server: Server, prefix: str, effects: str, job: worqr.Job[str]) -> None:
@@ -286,3 +293,41 @@ async def _take_over(server: Server, prefix: str, effects: str, job: worqr.Job[s
         assert await job.result(PATIENCE) == RESULT
         await wait_for_nobody(server.url, prefix, but=peer.id)
         await until_idle(other)
+
+
+@pytest.mark.sweep(keep=2)
+@pytest.mark.parametrize("first", range(1, REQUESTS, AT_ONCE), ids=lambda first: f"request {first}")
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_workflow_whose_server_is_killed_at_this_request_does_everything_once(
+    when: str, first: int, own_server: Server, proxy_to: Callable[[Server], FaultProxy], tmp_path: Path
+) -> None:
+    """The server has an append-only file, and comes back at once. The worker goes on."""
+    proxy = proxy_to(own_server)
+    for nth in range(first, first + AT_ONCE):
+        try:
+            await _kill_server_at(nth, when, own_server, proxy, tmp_path / f"effects {nth}")
+        except BaseException as error:
+            error.add_note(f"crash point: {when} request {nth}")
+            raise
+
+
+async def _kill_server_at(nth: int, when: str, server: Server, proxy: FaultProxy, effects: Path) -> None:
+    prefix = f"c{os.urandom(4).hex()}"
+    worker, sender = (worqr.Mesh(url, prefix=prefix, keepalive=PATIENCE) for url in (proxy.url, server.url))
+    declare(worker, str(effects))
+    fulfil = declare(sender, str(effects))
+    async with sender.connect(), worker.join(grace=0), trio.open_nursery() as nursery:
+        fault = (proxy.hold if when == "before" else proxy.hold_reply)(nth=nth, on=":data")
+        job = await fulfil.dispatch(7)
+        nursery.start_soon(_send_number, job)
+        await fault.wait_fired()
+        if when == "after":
+            await fault.wait_executed()
+        server.kill()
+        server.start()
+        fault.release()
+        assert await job.result(PATIENCE) == RESULT
+        await until_idle(sender)
+        assert sorted(done(effects)) == sorted(RESULT.split(", "))
+        await _each_was_started_once(sender)
+    assert_no_leaks(server.client(), prefix)
