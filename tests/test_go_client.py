@@ -267,7 +267,7 @@ func main() {
         assert (await mesh.queue("shop.delete").info()).waiting == 400
 
 
-async def test_a_client_gives_up_when_its_patience_or_its_context_ends(
+async def test_a_client_gives_up_in_time_and_forgets_numbers_that_have_a_reply(
     compiled: Compile, mesh: worqr.Mesh, environment: dict[str, str], tmp_path: Path
 ) -> None:
     declare(mesh)
@@ -281,10 +281,21 @@ func main() {
 	defer cancel()
 	err = must(shop.New(stuck, shop.Settings{})).Fail.Enqueue(ended, shop.FailArgs{})
 	show(errors.Is(err, shop.ErrUnavailable), errors.Is(err, context.DeadlineExceeded))
+	var lowest []any
+	recorded := must(shop.New(func(ctx context.Context, args ...any) (any, error) {
+		if args[0] == "GET" {
+			return nil, nil
+		}
+		lowest = append(lowest, args[6])
+		return []any{"ok", int64(1)}, nil
+	}, shop.Settings{}))
+	must(0, recorded.Fail.Enqueue(ctx, shop.FailArgs{}))
+	must(0, recorded.Fail.Enqueue(ctx, shop.FailArgs{}))
+	show(lowest...)
 }
 """
     assert compiled(mesh, code) == ""
-    assert await output(["./use"], environment, tmp_path) == "[true,true]\n[true,true]\n"
+    assert await output(["./use"], environment, tmp_path) == '[true,true]\n[true,true]\n["1","2"]\n'
 
 
 REPLAY = """

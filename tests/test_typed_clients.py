@@ -29,6 +29,7 @@ from tests.test_wire import clean, environment, joined, mesh, node_packages, out
 from tools.conformance import PATH, recorded
 from worqr.cli import main
 from worqr.cli.client import typescript_of
+from worqr.dashboard import openapi
 from worqr.functions.schema import asyncapi
 from worqr.inside import declarations_of, definition_of
 from worqr.keys import QueueKeys
@@ -498,3 +499,11 @@ def test_the_commands_print_a_document_and_a_client(capsys: pytest.CaptureFixtur
     assert "export function mesh(redis: Redis" in capsys.readouterr().out
     assert main(["schema", "tests.cli.app:empty"]) == 1
     assert "has no functions: declare them with @mesh.task" in capsys.readouterr().err
+
+
+def test_the_command_prints_the_addresses_of_the_dashboard(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "--openapi"]) == 0
+    assert json.loads(capsys.readouterr().out) == openapi.document()
+    for arguments in ([], ["tests.cli.app:mesh", "--openapi"]):
+        assert main(["schema", *arguments]) == 2
+        assert "name either a mesh, as package.module:name, or --openapi" in capsys.readouterr().err

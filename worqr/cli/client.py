@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from cyclopts import Parameter
 
-from worqr.cli.errors import CommandFailed
+from worqr.cli.errors import CommandFailed, InvalidArguments
+from worqr.cli.options import flag
 from worqr.cli.run import load_mesh
 from worqr.errors import UsageError
 from worqr.functions.definition import FunctionDefinition
@@ -28,10 +29,27 @@ Target = Annotated[str, Parameter(help="The mesh, as package.module:name.")]
 SCRIPTS: Final = ("enqueue", "dispatch_jobs", "job_status", "read_result", "cancel_job")
 
 
-def schema(target: Target, /) -> None:
+def schema(
+    target: Target | None = None,
+    /,
+    *,
+    openapi: Annotated[bool, flag("Print the addresses of the dashboard's API as OpenAPI 3.1 instead.")] = False,
+) -> None:
     """Print the functions of a mesh as AsyncAPI 3, with a JSON Schema for the arguments and the result of each."""
-    document, _, _ = _described(target)
+    if openapi == (target is not None):
+        raise InvalidArguments("name either a mesh, as package.module:name, or --openapi")
+    document = _openapi() if target is None else _described(target)[0]
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def _openapi() -> Schema:
+    try:
+        from worqr.dashboard.openapi import document
+    except ModuleNotFoundError as error:
+        raise CommandFailed(
+            f"the dashboard needs the package {error.name!r}: run `pip install 'worqr[dashboard]'`"
+        ) from None
+    return document()
 
 
 def client(

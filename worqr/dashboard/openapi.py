@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, TypedDict, cast, get_type_hints
+from typing import Any, Final, NotRequired, TypedDict, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from starlette.responses import JSONResponse, Response
@@ -100,6 +100,7 @@ _SCALE: Final = {
     "age": float,
     "workers": int,
     **_fields(QueueInfo, "held_back held_for"),
+    "wanted": NotRequired[int],
 }
 _JOB: Final = {
     **_fields(JobRecord, api.JOB),
@@ -110,13 +111,10 @@ _JOB: Final = {
     "follows": JobName | None,
     "then": str | None,
     "otherwise": str | None,
-}
-_NESTED: Final[Mapping[str, Shape]] = {
     "tries": {**_fields(Try, "at seconds worker reason"), "error": Error | None},
     "time_line": _LINE,
     "dead_letters": _RECORD,
 }
-"""Lists of objects in a job."""
 
 _TEXT: Final[Schema] = {"type": "string"}
 _PAGE: Final[Mapping[str, Schema]] = {"page": {"type": "integer", "minimum": 1}}
@@ -227,15 +225,9 @@ def document(root: str = "") -> Schema:
 
 def _operation(path: str, operation: Operation, schemas: Schema) -> Schema:
     query = dict(operation.query)
-    schema = schemas[operation.name] = _shape(operation.shape, schemas) if operation.shape else {"type": "object"}
+    schemas[operation.name] = _shape(operation.shape, schemas) if operation.shape else {"type": "object"}
     reply: Schema = {"$ref": f"{REFERENCE}{operation.name}"}
     content: Schema = {}
-    if operation.name == "Job":
-        for name, shape in _NESTED.items():
-            schema["properties"][name] = {"type": "array", "items": _shape(shape, schemas)}
-            schema["required"].append(name)
-    if operation.name == "Load":
-        schema["properties"]["wanted"] = {"type": "integer", "description": "workers; only with `places`"}
     if operation.has_rows:
         reply = _object({"rows": {"type": "array", "items": reply}, "next": {"type": ["string", "null"]}})
         query |= {"limit": {"type": "integer", "minimum": 1, "maximum": api.MOST_ROWS, "default": api.ROWS}}
@@ -261,7 +253,13 @@ def _object(properties: Schema) -> Schema:
 
 
 def _shape(shape: Shape, schemas: Schema) -> Schema:
-    """Return the schema of an object, and add those of the records in it to `schemas`."""
-    found, components = msgspec.json.schema_components(list(shape.values()), ref_template=f"{REFERENCE}{{name}}")
+    """Return the schema of an object, and add those of the records in it to `schemas`. A shape in a shape is a list of such."""
+    lists = {name: cast("Shape", each) for name, each in shape.items() if isinstance(each, Mapping)}
+    types = {name: each for name, each in shape.items() if name not in lists}
+    optional = {name for name, each in types.items() if get_origin(each) is NotRequired}
+    hints = [get_args(each)[0] if name in optional else each for name, each in types.items()]
+    found, components = msgspec.json.schema_components(hints, ref_template=f"{REFERENCE}{{name}}")
     schemas |= components
-    return _object(dict(zip(shape, found, strict=True)))
+    inner = {name: {"type": "array", "items": _shape(each, schemas)} for name, each in lists.items()}
+    made = _object({**dict(zip(types, found, strict=True)), **inner})
+    return {**made, "required": [name for name in shape if name not in optional]}
