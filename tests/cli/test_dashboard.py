@@ -14,8 +14,7 @@ import trio
 from tests.cli.conftest import Command
 from tests.cli.test_server import LONG, Start, start  # noqa: F401 - a fixture
 from tests.support.servers import Server, free_port
-from worqr.dashboard.logins import hash_token, read_passwords, read_tokens
-from worqr.dashboard.standalone import VIEWERS
+from worqr.dashboard.standalone import VIEWERS, hash_token, read_passwords, read_tokens
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -19,9 +19,16 @@ from hypercorn.protocol.h11 import H11Protocol
 import worqr
 from tests.support.patience import PATIENCE
 from tests.support.servers import free_port
-from worqr.dashboard import logins, standalone
-from worqr.dashboard.logins import check_password, hash_password, read_passwords, token_line
-from worqr.dashboard.standalone import Settings, build, check_settings
+from worqr.dashboard import standalone
+from worqr.dashboard.standalone import (
+    Settings,
+    build,
+    check_password,
+    check_settings,
+    hash_password,
+    read_passwords,
+    token_line,
+)
 from worqr.errors import UsageError
 
 PASSWORD = "correct horse"
@@ -108,7 +115,7 @@ async def test_the_token_works_below_a_path() -> None:
 
 async def test_an_old_cookie_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     app, address = build(MESH, Settings())
-    monkeypatch.setattr(logins, "COOKIE_LASTS", -10)
+    monkeypatch.setattr(standalone, "COOKIE_LASTS", -10)
     value = {"cookie": (await ask(app, address)).headers["set-cookie"].partition(";")[0]}
     assert (await ask(app, "/nothing", headers=value)).status_code == 401
 
@@ -130,11 +137,11 @@ async def test_two_dashboards_on_one_host_have_cookies_of_two_names() -> None:
         transport = httpx.ASGITransport(app, root_path=settings.root_path)
         async with httpx.AsyncClient(transport=transport, base_url=HERE, timeout=PATIENCE) as browser:
             cookie = (await browser.get(address)).headers["set-cookie"]
-        assert f"Max-Age={logins.COOKIE_LASTS}" in cookie
+        assert f"Max-Age={standalone.COOKIE_LASTS}" in cookie
         names.append(cookie.partition("=")[0])
     assert len(set(names)) == 3
     assert names[0] == names[3], "a dashboard that starts again replaces its cookie"
-    assert logins.COOKIE_LASTS <= 86400
+    assert standalone.COOKIE_LASTS <= 86400
 
 
 # Host names
@@ -303,7 +310,7 @@ async def in_a_tunnel(port: int) -> Sequence[str]:
 
 
 async def test_passwords(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "WRONG_PASSWORD_TAKES", 0)
+    monkeypatch.setattr(standalone, "WRONG_PASSWORD_TAKES", 0)
     app, _ = build(MESH, Settings(host="0.0.0.0", passwords=f"# operators\n\n{line}\n"))
     answer = await ask(app, "/nothing")
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, 'Basic realm="worqr", charset="UTF-8"')
@@ -326,7 +333,7 @@ async def test_a_right_password_is_checked_once(line: str, monkeypatch: pytest.M
         checked.append(password)
         return check_password(password, stored)
 
-    monkeypatch.setattr(logins, "check_password", check)
+    monkeypatch.setattr(standalone, "check_password", check)
     app, _ = build(MESH, Settings(passwords=line))
     for _ in range(3):
         assert (await ask(app, "/nothing", headers=basic("ada", PASSWORD))).status_code == 404
@@ -364,7 +371,7 @@ class Guessers:
 async def test_many_wrong_passwords_of_one_visitor_at_once_are_refused(
     clients: list[str], checked: int, line: str, autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logins, "check_password", lambda password, stored: False)
+    monkeypatch.setattr(standalone, "check_password", lambda password, stored: False)
     app, _ = build(MESH, Settings(passwords=line))
     guessers = Guessers(app)
     await guessers.send(30, *clients)
@@ -377,7 +384,7 @@ async def test_many_wrong_passwords_of_one_visitor_at_once_are_refused(
 async def test_wrong_passwords_of_others_keep_out_no_right_one(
     first: bool, line: str, autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logins, "check_password", lambda password, stored: password == PASSWORD)
+    monkeypatch.setattr(standalone, "check_password", lambda password, stored: password == PASSWORD)
     app, _ = build(MESH, Settings(passwords=line))
     right = basic("ada", PASSWORD)
     if not first:
@@ -409,13 +416,13 @@ FORWARDED = "x-forwarded-for"
 )
 def test_a_proxy_that_is_trusted_names_its_visitors(client: str, forwarded: str, visitor: str) -> None:
     scope = {"client": (client, 5), "headers": [(b"X-Forwarded-For", forwarded.encode())]}
-    assert logins._visitor(scope, (ip_network("10.0.0.0/8"),)) == visitor  # pyright: ignore[reportPrivateUsage]
+    assert standalone._visitor(scope, (ip_network("10.0.0.0/8"),)) == visitor  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_visitor_behind_a_proxy_keeps_out_no_other(
     line: str, autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logins, "check_password", lambda password, stored: password == PASSWORD)
+    monkeypatch.setattr(standalone, "check_password", lambda password, stored: password == PASSWORD)
     app, _ = build(MESH, Settings(passwords=line, proxies=NETWORKS))
     guessers, right = Guessers(app), basic("ada", PASSWORD)
     async with trio.open_nursery() as nursery:

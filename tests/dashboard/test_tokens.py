@@ -10,8 +10,17 @@ import trio
 
 import worqr
 from tests.support.patience import PATIENCE
-from worqr.dashboard.logins import hash_password, hash_token, new_token, read_tokens, token_line
-from worqr.dashboard.standalone import VIEWERS, Settings, build, check_settings
+from worqr.dashboard.standalone import (
+    VIEWERS,
+    Settings,
+    build,
+    check_settings,
+    hash_password,
+    hash_token,
+    new_token,
+    read_tokens,
+    token_line,
+)
 from worqr.errors import UsageError
 
 READER, OPERATOR = new_token(), new_token()

@@ -21,8 +21,7 @@ from worqr.cli.output import print_error
 from worqr.errors import UsageError
 
 if TYPE_CHECKING:
-    from worqr.dashboard.logins import Network
-    from worqr.dashboard.standalone import Settings
+    from worqr.dashboard.standalone import Network, Settings
     from worqr.mesh import Mesh
 
 
@@ -136,16 +135,16 @@ def dashboard(
     On 127.0.0.1 it prints an address with a token, which works once. Other addresses need a login.
     """
     try:
-        from worqr.dashboard import logins, standalone
+        from worqr.dashboard import standalone
     except ModuleNotFoundError as error:
         raise CommandFailed(
             f"the dashboard needs the package {error.name!r}: run `pip install 'worqr[dashboard]'`"
         ) from None
     if login.hash:
-        print(_hashed(login.hash, logins.hash_password))
+        print(_hashed(login.hash, standalone.hash_password))
         return
     if login.new_token:
-        print(_added_token(login, logins.new_token(), logins.token_line))
+        print(_added_token(login, standalone.new_token(), standalone.token_line))
         return
     address, port = _address(bind)
     settings = standalone.Settings(

@@ -13,7 +13,7 @@ import trio
 import worqr
 from worqr.cli.demo.worker_processes import start_workers, wait_for_end_of_stdin
 from worqr.dashboard import standalone
-from worqr.dashboard.logins import App
+from worqr.dashboard.standalone import App
 from worqr.embedded import open_embedded
 
 # The mesh that ``worqr demo --dashboard`` shows: a shop with several queues, failures, progress and schedules.
