@@ -20,7 +20,15 @@ EXPIRING = (
         "{*}*:starts:*",
         "{*}*:waiters",
     ),
-    *("{*}*:done", "{*}*:done_fired", "{*}*:done_total", "{*}*:done:*", "{*}*:done_id:*", "{*}*:tag:*", "{*}*:tag_marks"),
+    *(
+        "{*}*:done",
+        "{*}*:done_fired",
+        "{*}*:done_total",
+        "{*}*:done:*",
+        "{*}*:done_id:*",
+        "{*}*:tag:*",
+        "{*}*:tag_marks",
+    ),
     *(
         "{*}*:part:*",
         "{*}*:counts",
