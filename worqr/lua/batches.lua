@@ -546,7 +546,7 @@ local function count_members(base)
   if kept_changes[1] then
     list_kept_changes(base)
   end
-  if fired_changes[1] then
+  if kept_changes.fired then
     list_fired_changes(base)
   end
   return ready

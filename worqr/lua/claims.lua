@@ -774,7 +774,7 @@ end
 -- FLAGS allow-oom
 -- ALWAYS whole_number own digits job_id admission_of repeated_start next_token store_token renew_hourly what_exists entry_of
 -- ALWAYS is_expired notify claim_one take next_tasks note_claims may_take add_stale remove_stale count member_changes
--- ALWAYS kept_changes fired_changes
+-- ALWAYS kept_changes
 -- ALWAYS count_members wake
 -- OFTEN add_places add_starts add_to check_lane_types clamp drop_idle_lanes enqueue_job file_lane filed_in keep_lane
 -- OFTEN lane_length lane_list lane_room lane_rules leave_ring_together limits_of next_lane note_lane_starts note_starts now_ms
@@ -896,7 +896,7 @@ end
 -- RESEND safe: fenced by the claim
 -- FLAGS allow-oom
 -- ALWAYS whole_number own digits job_id notify copy_attempts store_attempts retire_result store_result end_job end_claim count
--- ALWAYS member_changes kept_changes fired_changes count_members wake
+-- ALWAYS member_changes kept_changes count_members wake
 -- OFTEN add_places drop_idle_lanes free_counted free_places free_room lane_rules now_ms parsed_limits read_hash read_rules
 -- OFTEN rules_of startable_items what_ends_need
 local function finish_tasks()

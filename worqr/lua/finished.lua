@@ -224,9 +224,8 @@ local function trim_kept_jobs(base, jobs, bytes, total, most)
   add_kept_bytes(base, -freed)
 end
 
--- The jobs that this script keeps: time, entry, size, and the bounds of each, in turn. And the same of runs of schedules.
+-- The jobs that this script keeps: time, entry, size, and the bounds of each, in turn. The field `fired` has the same of runs of schedules.
 local kept_changes = {}
-local fired_changes = {}
 
 -- Adds `changes`, which are like kept_changes, to the set `done`, and removes them from the table. Returns the sum of their sizes.
 local function list_in(done, changes)
@@ -256,7 +255,8 @@ end
 
 -- Lists the runs of schedules that this script keeps, and removes the oldest. The set is small: it is read as a whole.
 local function list_fired_changes(base)
-  local done, n = base .. ':done_fired', 0
+  local done, n, fired_changes = base .. ':done_fired', 0, kept_changes.fired
+  kept_changes.fired = nil
   if not own(redis.pcall('ZCARD', done), '^NOPERM') then
     local unlisted = {}
     for i = 2, #fired_changes, 4 do
@@ -319,7 +319,11 @@ local function keep_job(base, id, values, kept, outcome, facts, uncounted)
   if not kept_changes.ms or not string.find(first, '^%d+$') then
     return remove_tags(base, kept.tags, first, id)
   end
-  local changes, attempts = kept.done == OF_SCHEDULE and fired_changes or kept_changes, uncounted
+  local changes, attempts = kept_changes, uncounted
+  if kept.done == OF_SCHEDULE then
+    kept_changes.fired = kept_changes.fired or {}
+    changes = kept_changes.fired
+  end
   local ended = changes[1] or digits(now_ms())
   if values[7] or values[8] or values[9] then
     attempts = whole_number(values[7], 0) + whole_number(values[8], 0) + whole_number(values[9], 0) + uncounted

@@ -830,7 +830,7 @@ end
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
 -- ALWAYS whole_number own producer_state is_plain forget_replies numbered digits is_utf8 write_hash check_types next_token
--- ALWAYS store_token renew_hourly count member_changes kept_changes fired_changes count_members wake new_id place notify state_at OPTION_KINDS POLICY
+-- ALWAYS store_token renew_hourly count member_changes kept_changes count_members wake new_id place notify state_at OPTION_KINDS POLICY
 -- ALWAYS announce_moment valid_option is_random is_digits valid_fields invalid_job refusal find_job retire_result replace_ended
 -- ALWAYS create_job upsert dispatch_one
 -- OFTEN add_to check_lane_types check_rare_types clamp file_lane filed_in is_lane lane_length lane_list lane_room lane_rules
