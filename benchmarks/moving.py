@@ -76,7 +76,7 @@ async def work(url: str, file: Path) -> None:
             await peer.serve(QUEUE, run, concurrency=SLOTS)
 
 
-async def measure(kind: str, tasks: int) -> Outcome:
+async def move_under_load(kind: str, tasks: int) -> Outcome:
     """Fill the old server, move it in the middle of the work, and count."""
     with ExitStack() as stack:
         old, new = (Server(kind, settings={"appendfsync": "everysec"}) for _ in range(2))
@@ -153,7 +153,7 @@ def main() -> None:
     if given.url:
         trio.run(work, given.url, given.file)
         return
-    found = trio.run(measure, given.server, given.tasks)
+    found = trio.run(move_under_load, given.server, given.tasks)
     print(found.said)
     print(f"{'tasks':>12}{'lost':>8}{'doubled':>9}{'out of order':>14}{'seconds':>9}")
     print(f"{found.tasks:>12,}{found.lost:>8}{found.doubled:>9}{found.out_of_order:>14}{found.seconds:>9.0f}")
