@@ -176,7 +176,7 @@ LED_EVERY, LED_MOST = 1.0, 10.0
 """Seconds between two notes of how long the mesh was led, and the most that a leader adds: more means that it was suspended."""
 HERD = 100_000
 """Due schedules that take turns, at most. The others follow."""
-PAGES_IN_FLIGHT = 4
+PAGES_IN_FLIGHT = 2
 """Pages of a herd that are read and fired at the same time: one is decided about while the server enqueues the other."""
 NO_VERSION: Final = "0"
 """The number of no stored schedule."""
