@@ -20,6 +20,7 @@ from benchmarks.power_cuts import PowerCuts
 from tests.cli.conftest import Command
 from tests.cli.test_server import LONG, MAIN, enqueued
 from tests.support.children import Child
+from tests.support.servers import Server, free_port
 from worqr.cli import server as data_server
 from worqr.cli.server import half_of_the_memory
 
@@ -68,6 +69,31 @@ async def serving(server: Child) -> str:
 async def stopped(server: Child, number: signal.Signals = signal.SIGTERM) -> None:
     server.signal(number)
     assert await server.ended(LONG) == 0
+
+
+async def test_a_server_whose_data_have_moved_stays_a_replica_when_it_is_started_again(
+    start: Start, folder: Path, command: Command, own_server: Server
+) -> None:
+    """Otherwise it would accept tasks with its old data."""
+    port = str(free_port())
+    options = ("--port", port)
+    server = start(*options, WORQR_SERVER_PASSWORD="secret")
+    await serving(server)
+    url = f"unix://:secret@{folder}/server.sock".replace(" ", "%20").replace('"', "%22")
+    own_server.look.config_set("requirepass", "secret")
+    new = f"redis://:secret@127.0.0.1:{own_server.port}"
+    done = await trio.to_thread.run_sync(lambda: command("move", new, "--url", url, "--from", f"127.0.0.1:{port}"))
+    assert (done.code, done.err) == (0, ""), done
+    assert "warning" not in done.out, "the server has a configuration file"
+    for _ in range(2):
+        await stopped(server)
+        server = start(*options, WORQR_SERVER_PASSWORD="secret")
+        await serving(server)
+        with at(folder, "secret") as client:
+            assert client.info("replication")["role"] == "slave"
+            assert client.config_get("masterauth") == {"masterauth": "secret"}
+    assert f"the data have moved to 127.0.0.1:{own_server.port}" in server.errors
+    await stopped(server)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -83,7 +83,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 """The settings that do not depend on options."""
 
-OF_REPLICAS: Final = ("replicaof", "masteruser", "masterauth", "tls-replication")
+OF_REPLICAS: Final = ("replicaof", "masteruser", "masterauth", "primaryuser", "primaryauth", "tls-replication")
 """What `worqr move` has stored in the configuration of a server whose data are on another one now."""
 
 
