@@ -360,7 +360,8 @@ class MovableEndpoint(StaticEndpoint):
         except UsageError as error:
             raise RefusedByServer(f"the mesh has moved to a URL that cannot be used: {error}") from error
         self._endpoint = Endpoint(address.host, address.port, moved=address)
-        before, self.name = self.name, address.redacted
+        before = self.name
+        self.name: str = address.redacted
         self._moved(before, self.name)
 
 
