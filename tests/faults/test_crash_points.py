@@ -215,9 +215,11 @@ async def test_the_worker_of_a_workflow_sends_each_of_its_requests_before_the_la
         assert await job.result(PATIENCE) == RESULT
         await until_idle(mesh)
         assert done(effects) == RESULT.split(", ")
-        sent = proxy.seen(on=":data")
-        assert {name for name in OF_A_WORKFLOW if proxy.count(sent_as(name).strip(), on=":data")} == OF_A_WORKFLOW
-        assert len(sent) < REQUESTS
+        sent = {name: proxy.count(sent_as(name).strip(), on=":data") for name in OF_A_WORKFLOW}
+        assert all(sent.values()), sent
+        assert sum(sent.values()) < REQUESTS, (
+            "the others are those of an idle worker, of which a slow machine sees more"
+        )
     child.send("leave")
     await child.ended()
 
