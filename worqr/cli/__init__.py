@@ -43,8 +43,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "schedules": "schedule_commands",
         **dict.fromkeys(("topics", "limits"), "mesh_commands"),
         "dashboard": "dashboard",
-        "script": "script",
-        **dict.fromkeys(("schema", "client"), "client"),
+        **dict.fromkeys(("script", "schema", "client"), "client"),
     },
     "Operate": {
         "cancel": "queue_commands",
