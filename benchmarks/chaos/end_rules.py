@@ -25,8 +25,10 @@ from benchmarks.chaos.workload import (
 
 LONGEST_EXPIRY: Final = 31 * 24 * 3600.0
 """Seconds: counters and lists of names are kept for 30 days."""
-OUTCOMES_EXPIRY: Final = 400 * 24 * 3600.0
-"""Seconds: how the last runs of schedules ended is kept longer, because some fire once a year."""
+OF_SCHEDULES: Final = ("*:outcomes", "*:done", "*:done_fired", "*:done_total", "*:done:*", "*:done_id:*")
+"""Keys about the last runs of schedules."""
+OF_SCHEDULES_EXPIRY: Final = 400 * 24 * 3600.0
+"""Seconds: they are kept longer, because some schedules fire once a year."""
 MAY_STAY: Final = (
     f"{{{PREFIX}}}:version",
     f"{{{PREFIX}}}:topics",
@@ -143,8 +145,12 @@ def keys(case: Case) -> Iterator[Violation]:
         name, expires = key["name"], key["expires"]
         if expires is None and not any(fnmatchcase(name, pattern) for pattern in MAY_STAY):
             yield violation("a key was left", f"{name} ({key['type']}) never expires", name)
-        elif expires is not None and expires > (OUTCOMES_EXPIRY if name.endswith(":outcomes") else LONGEST_EXPIRY):
+        elif expires is not None and expires > _longest(name):
             yield violation("a key was left", f"{name} ({key['type']}) expires in {expires:.0f} s", name)
+
+
+def _longest(name: str) -> float:
+    return OF_SCHEDULES_EXPIRY if any(fnmatchcase(name, each) for each in OF_SCHEDULES) else LONGEST_EXPIRY
 
 
 FOUND: Final = {
