@@ -116,7 +116,7 @@ async def test_a_limit_is_set_shown_and_cleared(beside: Beside, mesh: worqr.Mesh
         assert (await beside("queues")).lines[1].endswith("limit reached")
         found = (await beside("limit", "mails", "--json")).json[0]
         assert (found["held_back"], found["held_for"], found["limits_overridden"]) == ("concurrency", None, True)
-        assert found["limits"][1] == {"concurrency": None, "rate": 100, "per": 60.0, "name": None}
+        assert found["limits"][1] == {"concurrency": None, "rate": 100, "per": 60.0, "name": None, "unit": ""}
         assert (await beside("limit", "mails", "--none")).out == "mails: no limit, set by an operator\n"
         assert (await beside("limit", "mails", "--clear")).out == "mails: 20 at once\n"
         nursery.cancel_scope.cancel()
@@ -169,7 +169,7 @@ async def test_lanes_are_listed_and_changed(beside: Beside, mesh: worqr.Mesh) ->
             "waiting": 2,
             "running": 0,
             "weight": 5,
-            "limits": [{"concurrency": 2, "rate": None, "per": None, "name": None}],
+            "limits": [{"concurrency": 2, "rate": None, "per": None, "name": None, "unit": ""}],
             "paused": "why",
             "held": True,
             "held_for": None,
