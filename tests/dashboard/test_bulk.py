@@ -26,6 +26,7 @@ from tests.support.servers import Server
 from worqr.dashboard import Viewer, operator
 from worqr.dashboard.app import ROUTES
 from worqr.dashboard.bulk import Bulk
+from worqr.dashboard.forms import mark_of
 
 LEFT = pytest.mark.leaves("*")
 OTHERS = {"joined", "leader", "left", "bulk_begun", "more"}
@@ -259,7 +260,7 @@ ACTS: dict[str, dict[str, str]] = {
     "/retry": {"queue": "orders-failing", "id": "job-1"},
     "/send": {"queue": "orders-flow", "id": "job-1", "name": "approved", "value": '{"a": 1}'},
     "/end-wait": {"queue": "orders-flow", "id": "job-1", "key": "wait for approved"},
-    "/rewind": {"queue": "orders-flow", "id": "job-1", "key": "wait for approved"},
+    "/rewind": {"queue": "orders-flow", "id": "job-1", "entry": mark_of("wait for approved")},
     "/run-now": {"queue": "orders", "id": "later"},
     "/drop": {"queue": "orders-failing", "id": "job-1"},
     "/run-again": {"queue": "orders", "kept": ""},

@@ -85,7 +85,8 @@ async def test_the_page_shows_what_was_done_and_what_it_waits_for_and_no_error(m
         assert re.search(r"Waits for approved until 20\d\d", shown)
         assert "Error of the last try" not in shown
         assert re.search(
-            r"Time line .* step charge token=.* done .* wait approved End the wait wait for approved open", shown
+            r"Time line .* step charge token=.* Run again from here.* done .* wait approved End the wait .* open",
+            shown,
         )
         assert SECRET.upper() not in page
         assert "abc" not in page, "the names of steps are redacted: they have arguments"

@@ -36,7 +36,10 @@ def requests_of(scene: Scene) -> list[tuple[str, dict[str, str]]]:
     return [
         *tasks,
         *by_queue,
-        *((table, {}) for table in ("queues", "running", "workers", "schedules", "topics", "log", "bulk", "schema")),
+        *(
+            (table, {})
+            for table in ("queues", "running", "workers", "schedules", "topics", "limits", "log", "bulk", "schema")
+        ),
         ("dead-letters", {"queue": names["typed"], "list": "undecodable"}),
         ("dead-letters", {"queue": names["batched"], "home": names["batched"], "batch": texts.batch}),
         ("workers", {"app": texts.app, "queue": names["slow"], "id": scene.worker}),
@@ -60,6 +63,7 @@ FULL = {
     "workers",
     "schedules",
     "topics",
+    "limits",
     "log",
 }
 """Tables that have rows in the scene; acts are tested below."""

@@ -18,6 +18,7 @@ from tests.dashboard.test_requests import MOST
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.dashboard import Viewer
+from worqr.dashboard.forms import mark_of
 from worqr.keys import QueueKeys
 
 LEFT = pytest.mark.leaves("*")
@@ -172,6 +173,7 @@ async def test_the_button_of_a_wait_ends_it_once(connected: worqr.Mesh, site: Si
             "id": "order-7",
             "life": str(life),
             "key": "sleep",
+            "entry": mark_of("sleep"),
             "back": "/job?queue=fulfil&id=order-7",
         }
         assert "Run again from here" in page.text
@@ -182,7 +184,8 @@ async def test_the_button_of_a_wait_ends_it_once(connected: worqr.Mesh, site: Si
             async for status in states:
                 if status.state == "suspended":
                     break
-        assert "rewind-none" in (await site.post("/rewind", **{**form, "key": "sleep #2"})).headers["location"]
+        other = {**form, "entry": mark_of("sleep #2")}
+        assert "rewind-none" in (await site.post("/rewind", **other)).headers["location"]
         assert "rewind-none" in (await site.post("/rewind", **{**form, "life": str(life + 1)})).headers["location"]
         before, site.viewer = site.viewer, Viewer("bob", ("look", "send"))
         assert (await site.post("/rewind", **form)).status_code == 403

@@ -262,8 +262,7 @@ class Move:
             self._new.ask("REPLICAOF", *self._seen_at)
         begun = int(old.get("sync_full") or 0)
         patient_until = time.monotonic() + REACHED_WITHIN
-        while self._new.info().get("master_link_status") != "up":
-            old = self._old.info()
+        while not self._is_listed(old := self._old.info(), "online"):
             if self._is_listed(old):
                 patient_until = time.monotonic() + REACHED_WITHIN
             failed = int(old.get("sync_full") or 0) - begun > LOADS
@@ -278,10 +277,11 @@ class Move:
                 )
             time.sleep(POLL_EVERY)
 
-    def _is_listed(self, old: Mapping[str, str]) -> bool:
-        """Return True if the old server lists the new one as its replica, under the address of its URL."""
+    def _is_listed(self, old: Mapping[str, str], state: str = "") -> bool:
+        """Return True if the old server lists the new one as its replica, under the address of its URL and in this state."""
         host, port = self._new.place
-        return any(f"ip={host},port={port}," in value for name, value in old.items() if name.startswith("slave"))
+        place = f"ip={host},port={port},state={state}"
+        return any(place in value for name, value in old.items() if name.startswith("slave"))
 
     def _prepare(self, replica: Side, primary: Side) -> None:
         """Let a server log in at the other one as its replica."""

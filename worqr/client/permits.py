@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, cast
 
@@ -291,9 +291,16 @@ async def named_limits(client: Client) -> list[LimitInfo]:
     Raises:
         RefusedByServer, Unavailable: as any request.
     """
-    prefix = client.settings.prefix
-    units = await client.ask(ops.list_limits(RegistryKeys(prefix)))
-    names = sorted(units)
+    return await limits_of(client, await client.ask(ops.list_limits(RegistryKeys(client.settings.prefix))))
+
+
+async def limits_of(client: Client, units: Mapping[str, str]) -> list[LimitInfo]:
+    """Return the limits of these names, by name; `units` has what each of them counts.
+
+    Raises:
+        RefusedByServer, Unavailable: as any request.
+    """
+    prefix, names = client.settings.prefix, sorted(units)
     found: list[LimitInfo] = []
     for start in range(0, len(names), AT_ONCE):
         some = names[start : start + AT_ONCE]

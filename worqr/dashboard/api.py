@@ -206,7 +206,11 @@ def _text(value: object) -> str:
 
 
 def _record_text(record: Row) -> str:
-    return " ".join(f"{name}={value:g}" for name, value in record.items() if value is not None)
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else f'{value:g}'}"
+        for name, value in record.items()
+        if value not in (None, "")
+    )
 
 
 def _plain(value: object) -> object:

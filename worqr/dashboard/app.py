@@ -93,7 +93,7 @@ def environment() -> jinja2.Environment:
     )
     filters: dict[str, Any] = {**functions_of(values), **functions_of(state)}
     filters |= {"plain": escape, "age": age_text, "of_queue": _of_queue, "soft": _soft, "shard_of": shard_of}
-    filters |= {"value_bytes": value_bytes}
+    filters |= {"value_bytes": value_bytes, "mark_of": forms.mark_of}
     filters |= {"batch_state": tables.batch_state, "schedule_notes": tables.schedule_notes}
     filters |= {"batch_share": state.batch_share, "ended_text": state.ended_text}
     made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]

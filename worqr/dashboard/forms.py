@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -401,13 +402,19 @@ async def end_wait(visit: Visit) -> Response:
     return await done(visit, act)
 
 
+def mark_of(key: str) -> str:
+    """Return what a form names an entry of a time line by: its key may have arguments that the page hides."""
+    return sha256(key.encode()).hexdigest()[:32]
+
+
 async def rewind(visit: Visit) -> Response:
     """Let one life of a workflow run again from an entry of its time line. Sent twice, it finds the entry no more."""
-    queue, job, key = visit.queue(visit.text("queue")), visit.text("id"), visit.text("key")
+    queue, job, entry = visit.queue(visit.text("queue")), visit.text("id"), visit.text("entry")
     life, client = whole(visit.text("life"), 0), client_of(visit.mesh)
 
     async def act() -> str:
         keys = QueueKeys(client.settings.prefix, queue.name)
+        key = next((each.key for each in (await queue.read(job)).time_line if mark_of(each.key) == entry), "")
         try:
             shard = await client.sharding.shard_of_id(keys, job)
             dropped = await rewind_of(client, shard, job, key, life=life)

@@ -22,6 +22,7 @@ from worqr.dashboard.pages import ORDERS, SORTS, Subscriber
 from worqr.dashboard.request import Visit
 from worqr.functions.schema import REFERENCE, Schema
 from worqr.keys import MAX_SHARDS
+from worqr.limits import LimitInfo
 from worqr.mesh_records import LaneInfo, LogEntry, QueueInfo, WorkerInfo
 from worqr.records import EndedRun, Entry, Failed, JobRecord, Status, TaskInfo, Try
 from worqr.version import __version__
@@ -188,6 +189,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "/api/v1/dead-letters": Operation("DeadLetter", api.records, _RECORD, _RECORDS_QUERY, "queue"),
     "/api/v1/workers": Operation("Worker", api.workers, _WORKER, {**_texts("app queue id"), **_PAGE}),
     "/api/v1/schedules": Operation("Schedule", api.schedules, _fields(Schedule), _texts("q after")),
+    "/api/v1/limits": Operation("Limit", api.limits, _fields(LimitInfo), _PAGE),
     "/api/v1/topics": Operation("Subscription", api.topics, _fields(Subscriber), _PAGE),
     "/api/v1/log": Operation("LogEntry", api.log, _fields(LogEntry), {**_texts("kind queue who"), **_PAGE}),
     "/api/v1/bulk": Operation("Act", api.bulk, _ACT, {**_texts("id"), **_PAGE}),

@@ -290,12 +290,12 @@ async def newest_entries(visit: Visit) -> list[LogEntry]:
 
 async def queues(visit: Visit) -> Response:
     """The list of queues, without failure queues that are empty unless the viewer asks for them."""
-    state = await look(visit)
     fields = {name: visit.text(name) for name in ("q", "sort", "page")} | {"empty": visit.text("empty") or "hide"}
-    found, hidden = sorted_queues(visit, state, empty="hide")
     start = start_of_page(visit)
+    state = await look(visit)
+    found, hidden = sorted_queues(visit, state, empty="hide")
     shown = found[start : start + PAGE]
-    shared = await named_limits(visit) if visit.viewer.sees_all and not (start or fields["q"]) else []
+    shared = await named_limits(visit) if not (start or fields["q"]) else []
     return visit.page(
         "queues.html",
         limits=shared,
@@ -317,16 +317,11 @@ async def queues(visit: Visit) -> Response:
 
 
 async def named_limits(visit: Visit) -> list[LimitInfo]:
-    """Return the limits with a name; none if the server refuses to say."""
-
-    async def read(_before: list[LimitInfo] | None) -> list[LimitInfo]:
-        try:
-            return await visit.mesh.limits()
-        except RefusedByServer:
-            return []
-
-    found, _ = await with_state(visit, partial(visit.looks.get, "limits", read))
-    return found
+    """Return the limits with a name; none if the server refuses to say, or if the viewer does not see all queues."""
+    try:
+        return await visit.mesh.limits() if visit.viewer.sees_all else []
+    except RefusedByServer:
+        return []
 
 
 def sorted_queues(visit: Visit, state: MeshState, *, empty: Empty) -> tuple[list[QueueInfo], int]:

@@ -700,9 +700,8 @@ local function trim_kept()
   local limit = tonumber(ARGV[1])
   local done, done_fired = queue .. ':done', queue .. ':done_fired'
 
-  local function trim(set)
+  local function trim(set, page)
     local removed, freed = 0, 0
-    local page = redis.call('ZRANGE', set, 0, limit - 1)
     for _, entry in ipairs(page) do
       if redis.call('EXISTS', queue .. ':done:' .. (string.match(entry, '^%d+') or '')) == 0 then
         removed, freed = removed + redis.call('ZREM', set, entry), freed + forget_kept(queue, {entry}, 1)
@@ -711,11 +710,12 @@ local function trim_kept()
     return removed, freed, removed == #page and removed > 0
   end
 
-  local removed, freed, more = trim(done)
+  local page, page_fired = redis.call('ZRANGE', done, 0, limit - 1), redis.call('ZRANGE', done_fired, 0, limit - 1)
+  local removed, freed, more = trim(done, page)
   if removed > 0 then
     add_kept_bytes(queue, -freed)
   end
-  local of_schedules = trim(done_fired)
+  local of_schedules = trim(done_fired, page_fired)
   return {more and 'more' or 'ok', removed + of_schedules}
 end
 

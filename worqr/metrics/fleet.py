@@ -21,6 +21,7 @@ import trio
 from worqr.client.client import Client
 from worqr.client.fleet import Fleet
 from worqr.client.inspection import OutboxInfo, RunTotalsReader, outboxes_of
+from worqr.client.permits import limits_of
 from worqr.client.schedules import schedules_of
 from worqr.cron import Schedule
 from worqr.history_records import OUTCOMES, RUN_BOUNDS, RUN_FIELDS, RUN_SUM, WAIT_BOUNDS, WAIT_FIELDS, WAIT_SUM
@@ -29,7 +30,7 @@ from worqr.keys import PUBLISH, RegistryKeys
 from worqr.limits import LimitInfo
 from worqr.link import Link, ServerStats, loop_name_here
 from worqr.mesh_records import Health, MeshInfo, QueueInfo
-from worqr.ops import look_at_workers, read_topics, survey_schedules
+from worqr.ops import list_limits, look_at_workers, read_topics, survey_schedules
 from worqr.peer.peer import PeerReadings
 
 # `Samples`: the values of metrics at one moment. `prometheus` and `worqr.otel` export them.
@@ -321,14 +322,15 @@ class FleetReader:
             partial(_server_stats, client.link),
             partial(outboxes_of, client),
             partial(client.ask, read_topics(keys)),
-            self._mesh.limits,
+            partial(client.ask, list_limits(keys)),
         ]
-        info, survey, workers, server, outboxes, subscriptions, limits = await self._together(calls)
+        info, survey, workers, server, outboxes, subscriptions, units = await self._together(calls)
         more: list[Callable[[], Awaitable[Any]]] = [
             partial(schedules_of, client, survey.rows, survey.now),
             partial(self._runs.read, info.queues),
+            partial(limits_of, client, units),
         ]
-        schedules, runs = await self._together(more)
+        schedules, runs, limits = await self._together(more)
         return FleetSnapshot(
             mesh=info,
             dying=len(workers.dying),
