@@ -205,6 +205,7 @@ def test_each_option_says_its_default() -> None:
     bases = {"TypedDict", "HandlerOptions"}
     classes = [node for module in MODULES for node in module.each(ast.ClassDef)]
     dicts = [node for node in classes if bases & {ast.unparse(base) for base in node.bases}]
+    dicts = [node for node in dicts if node.name.endswith("Options")]
     assert len(dicts) >= 7
     for options in dicts:
         for node, after in pairwise([*options.body, None]):

@@ -27,8 +27,8 @@ LONGEST_EXPIRY: Final = 31 * 24 * 3600.0
 """Seconds: counters and lists of names are kept for 30 days."""
 OF_SCHEDULES: Final = ("*:outcomes", "*:done", "*:done_fired", "*:done_total", "*:done:*", "*:done_id:*")
 """Keys about the last runs of schedules."""
-OF_SCHEDULES_EXPIRY: Final = 400 * 24 * 3600.0
-"""Seconds: they are kept longer, because some schedules fire once a year."""
+OF_SCHEDULES_EXPIRY: Final = (400 * 24 + 1) * 3600.0
+"""Seconds: they are kept longer, because some schedules fire once a year; their list for an hour more."""
 MAY_STAY: Final = (
     f"{{{PREFIX}}}:version",
     f"{{{PREFIX}}}:topics",

@@ -359,6 +359,7 @@ def test_a_user_without_rights_is_refused(old: Server, new: Server, capsys: pyte
         (["redis://h:1"], "the new server cannot reach 127.0.0.1: pass --from HOST:9"),
         (["redis://localhost:1", "--url", "redis://h:1"], "localhost is another machine for each program"),
         (["redis://127.0.0.1:1", "--store-password"], "--store-password needs a user or a password"),
+        (["rediss://127.0.0.1:1?ssl_password=secret"], "ssl_password would be stored in the data"),
     ],
 )
 def test_wrong_arguments_are_named(given: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -379,3 +380,44 @@ def test_the_error_of_a_lost_connection_says_how_to_go_on(
     old.stop()
     with pytest.raises(CommandFailed, match="run the same command again, it goes on where it stopped"):
         side.info()
+
+
+async def test_an_old_server_that_cannot_connect_to_the_new_one_accepts_writes_again(
+    old: Server,
+    server_kind: str,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The end of FAILOVER waits for that for ever. Meanwhile programs find two replicas, and follow neither."""
+    new = start(server_kind, requirepass="secret")
+    words = [word.replace("//", "//:secret@") if word.startswith("redis://") else word for word in arguments(old, new)]
+    prepare = move.Move._prepare
+
+    def prepare_wrongly(self: move.Move, replica: move.Side, primary: move.Side) -> None:
+        prepare(self, replica, primary)
+        if replica.settings.url == old.url:
+            replica.ask("CONFIG", "SET", "masterauth", "wrong")
+
+    load = Load(old, PREFIX)
+    async with load.running():
+        await load.wait_ran(20)
+        with monkeypatch.context() as patched:
+            patched.setattr(move, "HAND_OVER_WITHIN", 3.0)
+            patched.setattr(move.Move, "_prepare", prepare_wrongly)
+            assert await trio.to_thread.run_sync(main, [*words, "--store-password"]) == 1
+        assert f"cannot connect to 127.0.0.1:{new.port}, and its log says why" in capfd.readouterr().err
+        assert role(old) == "master"
+        await load.wait_ran(50)
+        assert await trio.to_thread.run_sync(main, [*words, "--store-password"]) == 0
+        await load.wait_ran(50)
+    load.assert_each_once()
+
+
+def test_clocks_that_differ_are_refused(
+    old: Server, new: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(move, "MOST_APART", -1)
+    assert main(arguments(old, new)) == 1
+    assert "the clocks of the servers differ by 0 s" in capsys.readouterr().err
+    assert role(new) == "master"

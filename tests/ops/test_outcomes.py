@@ -319,3 +319,11 @@ def test_a_job_that_is_no_run_of_a_schedule_is_not_kept(desk: Desk) -> None:
     finish(desk, desk.run("A", ID))  # nothing has fired
     finish(desk, desk.run("A", "other"))
     assert kept(desk) == []
+
+
+def test_a_list_since_a_time_ends_at_older_runs(desk: Desk) -> None:
+    desk.enter("A")
+    for n in range(3):
+        fire_and_finish(desk, n)
+    page = desk.call(ops.list_kept(desk.q, since_ms=4 * 10**12))
+    assert (page.jobs, page.more) == ([], False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.ops.driver import Desk
 from worqr import ops
-from worqr.keys import LimitKeys
+from worqr.keys import LimitKeys, RegistryKeys
 from worqr.ops import PermitReply
 
 PERIOD = 60_000
@@ -244,3 +244,18 @@ def test_limits_are_listed_for_30_days_after_the_last_note(desk: Desk) -> None:
     assert desk.client.hkeys(desk.g.limits) == [b"new", b"api"]
     desk.client.hset(desk.g.limits, "odd", "1e999")
     assert "odd" not in desk.call(ops.list_limits(desk.g))
+
+
+@pytest.mark.parametrize("left", [None, 10**9])
+def test_a_turn_that_another_program_has_written_keeps_nothing(desk: Desk, left: int | None) -> None:
+    desk.client.set(f"{limit_of(desk).base}:turn", "foreign", px=left)
+    assert take(desk, "a") == PermitReply("ok", 1)
+
+
+def test_a_note_of_a_limit_looks_at_some_of_many(desk: Desk) -> None:
+    registry = RegistryKeys(desk.prefix)
+    desk.client.hset(f"{registry.base}:limits", mapping={f"customer-{n}": "1 " for n in range(100)})
+    for _ in range(40):
+        desk.call(ops.note_limit(registry, "api", "calls"))
+    assert 1 <= desk.client.hlen(f"{registry.base}:limits") < 100
+    assert desk.call(ops.list_limits(registry)) == {"api": "calls"}

@@ -389,3 +389,12 @@ def test_odd_values_of_others_cost_only_themselves(desk: Desk, value: str) -> No
     assert rewind(desk, "c") == Rewound("ok", 2, 0)
     assert (entries(desk), job_of(desk)["rewinds"]) == (set(), "1")
     assert desk.take("A", 1)
+
+
+def test_a_step_whose_name_begins_with_an_at_sign_is_dropped_too(desk: Desk) -> None:
+    held = workflow(desk)
+    step(desk, held, "charge")
+    step(desk, held, "@ship")
+    again(desk, "waiting", held)
+    assert rewind(desk, "charge").status == "ok"
+    assert not {"step:charge", "step:@ship"} & entries(desk)

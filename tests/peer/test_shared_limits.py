@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -16,7 +16,12 @@ from tests.peer.tools import serving
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
+from worqr.client.permits import HeldPermits
 from worqr.errors import UsageError
+from worqr.keys import LimitKeys
+from worqr.link import Link
+from worqr.ops import PermitReply
+from worqr.peer.consumer import SharedLimit, StartPermits
 
 ONE = worqr.Limit(1, name="api")
 TOKENS = worqr.Limit(rate=1000, per=3600, unit="tokens", name="tokens")
@@ -206,3 +211,82 @@ def test_wrong_uses_have_a_remedy(mesh: worqr.Mesh) -> None:
             task(**options)(call)
     with pytest.raises(UsageError, match="cost is an option of one function"):
         worqr.Mesh(defaults={"cost": 5})
+
+
+async def test_a_function_gets_its_turn_while_another_one_takes_every_unit_of_its_worker(
+    mesh: worqr.Mesh, new_mesh: NewMesh
+) -> None:
+    other, ran, stop = new_mesh(), list[str](), False
+
+    @mesh.task(name="busy")
+    async def busy() -> None:
+        await trio.sleep(0.2)
+        if not stop:
+            await busy.enqueue()
+
+    def declare(of: worqr.Mesh[Any], name: str) -> worqr.Function[[], None]:
+        @of.task(name=name, limit=worqr.Limit(2, name="api"))
+        async def call() -> None:
+            ran.append(name)
+            await trio.sleep(0.05)
+            if not stop:
+                await call.enqueue()
+
+        return call
+
+    first, second = declare(mesh, "first"), declare(other, "second")
+    async with mesh.join(concurrency=4), other.join(concurrency=4):
+        for _ in range(8):
+            await busy.enqueue()
+            await second.enqueue()
+        await first.enqueue()
+        with trio.fail_after(PATIENCE):
+            while ran.count("first") < 3:
+                await trio.sleep(0.01)
+        stop = True
+        with trio.fail_after(PATIENCE):
+            while any(info.waiting or info.running for info in (await mesh.info()).queues):
+                await trio.sleep(0.01)
+
+
+class PostedLink:
+    """Keeps what is posted to a link, to be answered by the test."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+
+    def post(self, _call: object, answered: Any) -> None:
+        self.answers.append(answered)
+
+
+async def test_a_sign_of_room_that_overtakes_the_refusal_is_heard() -> None:
+    link, held = PostedLink(), HeldPermits.__new__(HeldPermits)
+    held.note = lambda *_: None  # type: ignore[method-assign, assignment, return-value]
+    held.tell_other = lambda *_: None  # type: ignore[method-assign, assignment, return-value]
+    limit = SharedLimit(LimitKeys("p", "api"), "1", "", 1)
+    permits = StartPermits("q", cast("Link", link), held, [limit], lambda: True)
+    for overtakes in (False, True):
+        permits.take(1, lambda _: None)
+        if overtakes:
+            permits._look()
+        link.answers.pop()(PermitReply("wait", 3000, ""), None)
+        assert permits.refused
+        assert (permits._ask_at <= trio.current_time()) == overtakes
+
+
+async def test_a_task_alone_asks_for_one_permit(mesh: worqr.Mesh, server: Server) -> None:
+    """Otherwise it would ask for as many as there are slots, and give the rest back one by one."""
+
+    @mesh.task(limit=worqr.Limit(100, name="api"), result_ttl=60)
+    async def call() -> None:
+        pass
+
+    def scripts() -> int:
+        return int(server.look.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    async with mesh.join(concurrency=100):
+        await (await call.dispatch()).result(PATIENCE)
+        before = scripts()
+        for _ in range(10):
+            await (await call.dispatch()).result(PATIENCE)
+        assert scripts() - before < 10 * 40

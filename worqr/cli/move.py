@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from cyclopts import Parameter
 
@@ -38,6 +38,9 @@ LOADS: Final = 3
 """Copies that the new server begins before it counts as unable to load them."""
 
 SCANNED: Final = 1000
+
+MOST_APART: Final = 2
+"""Seconds that the clocks of the servers may differ. Expiries are times, so they would come early or late by that."""
 
 LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 
@@ -185,11 +188,16 @@ class Move:
         for side, info in ((self._old, old), (self._new, new)):
             self._check_alone(side, info)
             side.ask("CONFIG", "GET", "maxmemory")
-        refused = self._old.try_to("FAILOVER", "ABORT")  # there is none to abort
-        if isinstance(refused, ErrorReply) and "No failover" not in refused.text:
+        refused = self._old.try_to("FAILOVER", "TIMEOUT", 0)  # an error that changes nothing
+        if isinstance(refused, ErrorReply) and "timeout must be" not in refused.text:
             raise self._old.refusal(refused)
         self._check_versions(old, new)
         self._check_settings(old, new)
+        apart = float(self._new.ask("TIME")[0]) - float(self._old.ask("TIME")[0])
+        if abs(apart) > MOST_APART:
+            raise CommandFailed(
+                f"the clocks of the servers differ by {abs(apart):.0f} s, and the times of tasks with them: set the clocks first"
+            )
         if not urlsplit(self._stored_url).password:
             self._check_users()
 
@@ -262,7 +270,7 @@ class Move:
             self._new.ask("REPLICAOF", *self._seen_at)
         begun = int(old.get("sync_full") or 0)
         patient_until = time.monotonic() + REACHED_WITHIN
-        while not self._is_listed(old := self._old.info(), "online"):
+        while not self._has_copied(old := self._old.info()):
             if self._is_listed(old):
                 patient_until = time.monotonic() + REACHED_WITHIN
             failed = int(old.get("sync_full") or 0) - begun > LOADS
@@ -277,6 +285,10 @@ class Move:
                 )
             time.sleep(POLL_EVERY)
 
+    def _has_copied(self, old: Mapping[str, str]) -> bool:
+        """Return True if the new server is a replica that has loaded everything, and may take over."""
+        return self._is_listed(old, "online") and self._new.info().get("master_link_status") == "up"
+
     def _is_listed(self, old: Mapping[str, str], state: str = "") -> bool:
         """Return True if the old server lists the new one as its replica, under the address of its URL and in this state."""
         host, port = self._new.place
@@ -288,8 +300,9 @@ class Move:
         user, password = primary.log_in_as()
         replica.ask("CONFIG", "SET", "masteruser", user)
         replica.ask("CONFIG", "SET", "masterauth", password)
-        if primary.settings.address.kind == "tls":
-            replica.ask("CONFIG", "SET", "tls-replication", "yes")
+        encrypted = "yes" if primary.settings.address.kind == "tls" else "no"
+        if encrypted == "yes" or replica.ask("CONFIG", "GET", "tls-replication"):
+            replica.ask("CONFIG", "SET", "tls-replication", encrypted)
 
     def _write_addresses(self, primary: Side) -> int:
         """Write where each mesh is found from now on, and return how many meshes there are."""
@@ -331,12 +344,28 @@ class Move:
                 )
             if over and self._new.info()["role"] == "master":
                 return time.monotonic() - began
+            if not over and old["role"] == "slave" and time.monotonic() > began + HAND_OVER_WITHIN:
+                self._take_back()
             if time.monotonic() > began + 3 * HAND_OVER_WITHIN:
                 raise CommandFailed(
                     f"{self._old.name} waits for {self._new.name} to take over, and accepts no writes meanwhile. If the new "
                     "server is lost for ever, send FAILOVER ABORT to the old one; otherwise run the same command again"
                 )
             time.sleep(POLL_EVERY)
+
+    def _take_back(self) -> None:
+        """Let the old server accept writes again: it does not reach the new one, and TIMEOUT ends only the wait for the copy."""
+        if self._new.info()["role"] == "master":
+            return
+        self._old.try_to("FAILOVER", "ABORT")
+        if self._old.info()["role"] != "master":
+            return  # it has reached the new one meanwhile
+        self._new.ask("REPLICAOF", *self._seen_at)  # no program has been sent there
+        host, port = self._new.place
+        raise CommandFailed(
+            f"{self._old.name} cannot connect to {host}:{port}, and its log says why: check that this address is right on its "
+            "machine, and the password. It accepts writes again"
+        )
 
     def _settle(self) -> None:
         """Send the programs to the new server, and store the roles in the files of the servers."""
@@ -473,6 +502,10 @@ def _place(seen_at: str | None, old: LinkSettings) -> tuple[str, int]:
 def _stored(url: str, *, with_password: bool) -> str:
     """Return the URL for programs that follow: without the database, which is theirs."""
     parts = urlsplit(url)
+    if not with_password and "ssl_password" in dict(parse_qsl(parts.query, keep_blank_values=True)):
+        raise InvalidArguments(
+            "ssl_password would be stored in the data for all programs: leave it out, or pass --store-password"
+        )
     user, at, place = parts.netloc.rpartition("@")
     if with_password and not user:
         raise InvalidArguments("--store-password needs a user or a password in the URL of the new server")

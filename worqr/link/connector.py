@@ -236,7 +236,10 @@ def read_server_info(answers: Sequence[Any], address: str) -> ServerInfo:
     for answer in answers:
         info |= info_fields(answer)
     server, version = server_version(info)
-    primary = f"{info['master_host']}:{info.get('master_port', '')}" if "master_host" in info else ""
+    is_settled = (
+        info.get("master_failover_state", "no-failover") == "no-failover"
+    )  # else it may become the primary again
+    primary = f"{info['master_host']}:{info.get('master_port', '')}" if "master_host" in info and is_settled else ""
     eviction = info.get("maxmemory_policy", "")
     facts = ServerInfo(server, version, info.get("run_id", ""), info.get("role", ""), eviction, primary)
     if version and _numbers(version) < _OLDEST[server]:
@@ -328,8 +331,8 @@ class StaticEndpoint:
 class MovableEndpoint(StaticEndpoint):
     """The address of a server that stands alone, until `worqr move` has made it a replica of another server.
 
-    A replica names its primary. The mesh's key ``moved``, which is written when the move is complete, has the URL of that. So a
-    replica that was set up otherwise is never left for another server.
+    A replica names its primary, once the hand-over to that is complete. The mesh's key ``moved`` has the URL of it. So a replica
+    that was set up otherwise is never left for another server.
 
     Args:
         settings: those of the link.

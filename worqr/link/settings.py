@@ -243,7 +243,8 @@ class Address:
             )
         if not (new.username or new.password):
             new = replace(new, username=self.username, password=self.password)
-        return replace(new, db=self.db, tls=new.tls or (self.tls if new.kind == self.kind else ()))
+        own = self.tls if new.kind == self.kind else ()
+        return replace(new, db=self.db, tls=tuple((dict(new.tls) | dict(own)).items()))
 
     @classmethod
     def parse(cls, url: str) -> Address:

@@ -256,8 +256,8 @@ end
 local function entries_of(kept)
   local entries, unordered = {}, nil
   for name in pairs(kept) do
-    local kind, key = string.match(name, '^(%l+):([^@].*)$')
-    local is_one = kind == 'step' or kind == 'child' or kind == 'wait' or kind == 'try'
+    local kind, key = string.match(name, '^(%l+):(.+)$')
+    local is_one = (kind == 'step' or kind == 'child' or kind == 'wait' or kind == 'try') and name ~= 'step:@errors'
     if is_one then
       local at = string.match(kept['at:' .. kind .. ':' .. key] or '', '^%d+')
       if not at and kind == 'wait' then -- an older version has stored it

@@ -769,24 +769,29 @@ local function list_kept()
   local page = start < last and redis.call('ZREVRANGE', done, start, math.min(start + budget, last) - 1, 'WITHSCORES') or {}
   local fired = own(redis.pcall('ZREVRANGE', done_fired, 0, 1999, 'WITHSCORES'), '^NOPERM') or {}
   local is_last = start + #page / 2 >= last
-  local reply, room, i, j = {'ok', after}, {left = max_bytes}, 1, 1
+  local reply, room, unread, i, j = {'ok', after}, {left = max_bytes}, max_bytes, 1, 1
   while fired[j] and ms and not is_later(ms, entry, fired[j + 1], fired[j]) do
     j = j + 2 -- the pages before had it
   end
   while page[i] and ms and not rank and not is_later(ms, entry, page[i + 1], page[i]) do
     i, reply[2] = i + 2, page[i + 1] .. ' ' .. page[i]
   end
-  while #reply - 2 < limit and room.left > 0 do
+  while #reply - 2 < limit and room.left > 0 and unread > 0 do
     local found, score = page[i], page[i + 1]
     if fired[j] and (found and is_later(fired[j + 1], fired[j], score, found) or not found and is_last) then
       found, score, j = fired[j], fired[j + 1], j + 2
     else
       i = i + 2
     end
-    if not found or since ~= '-inf' and tonumber(score) < tonumber(since) then
+    if not found then
+      break
+    elseif since ~= '-inf' and tonumber(score) < tonumber(since) then
+      is_last, i, j = true, #page + 1, #fired + 1 -- all that are left have ended earlier
       break
     end
-    local kept = read_kept(queue, string.match(found, '^%d+') or '')
+    local number, size = string.match(found, '^(%d+) (%d+)')
+    unread = unread - whole_number(size, 0)
+    local kept = read_kept(queue, number or '')
     if kept and is_wanted(kept.outcome, state) and (tag == '' or has_tag(kept.tags, tag)) then
       reply[#reply + 1] = shown_job(kept, score .. ' ' .. found, kept.id, kept.outcome, room)
     end

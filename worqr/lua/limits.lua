@@ -410,9 +410,9 @@ local function grantable_in(limit, permit, cost, concurrency, rates, now)
   if concurrency and redis.call('ZCARD', held) >= concurrency then
     waits, is_next = math.max(waits, (first_time(held) or now) - now, 1), true
   end
-  local first = redis.call('GET', turn)
-  if first and first ~= permit then
-    return math.max(waits, redis.call('PTTL', turn), 1), false
+  local first, left = redis.call('GET', turn), redis.call('PTTL', turn)
+  if first and first ~= permit and left > 0 and left <= TURN_EXPIRE then -- else another program has written it
+    return math.max(waits, left), false
   end
   return waits, is_next
 end

@@ -595,7 +595,7 @@ local function note_limit()
   local name, unit = ARGV[1], ARGV[2]
   local limits, now = mesh .. ':limits', now_ms()
 
-  local stored = redis.call('HGETALL', limits)
+  local stored = redis.call('HRANDFIELD', limits, 10, 'WITHVALUES') -- all are met in time
   for i = 1, #stored, 2 do
     local noted = whole_number(string.match(stored[i + 1], '^(%d+) '), 0)
     if noted < now - LIMITS_EXPIRE * 1000 then

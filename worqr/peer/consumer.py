@@ -678,6 +678,10 @@ REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan 
 
 
 PERMITS_AT_ONCE: Final = 100
+REFUSALS: Final = 3
+"""Requests for permits that are refused in a row before a function keeps a unit."""
+KEEP_UNIT: Final = 1.0
+"""Seconds for which it keeps one, at most."""
 """Permits in one request, so that one function does not take all that a rate allows."""
 ASK_AGAIN: Final = 1.0
 """Seconds until the next request for permits at the latest, because messages may get lost, and a turn must be kept."""
@@ -719,6 +723,7 @@ class StartPermits:
     Attributes:
         queue: its queue.
         refused: a limit has refused, and there was no sign of room since.
+        watches: signs of room are heard.
     """
 
     def __init__(
@@ -726,12 +731,14 @@ class StartPermits:
     ) -> None:
         self.queue: str = queue
         self.refused: bool = False
+        self.watches: bool = False
         self._link = link
         self._held = held
         self._limits = deque(limits)
         self._on_room = on_room
         self._first = random_part()  # the permit that waits keeps its name, and so its turn
         self._has_turn = False
+        self._has_news = False  # a sign of room since the last request
         self._granted: list[str] = []
         self._of: dict[int, str] = {}
         self._used: dict[int, int] = {}
@@ -741,6 +748,7 @@ class StartPermits:
 
     def take(self, n: int, deliver: Callable[[int], None]) -> None:
         """Ask for `n` permits of each limit. `deliver` gets how many there are of all of them."""
+        self._has_news = False
         self._ask(0, [self._first, *[random_part() for _ in range(n - 1)]], deliver)
 
     def _ask(self, index: int, permits: list[str], deliver: Callable[[int], None]) -> None:
@@ -781,6 +789,8 @@ class StartPermits:
             self._throttle.error(
                 "", "permits.refused", NO_PERMITS, queue=self.queue, limit=limit.keys.name, error=str(error)
             )
+        if self._has_news and failure is None:  # the message overtook the reply
+            wait = 0.0
         self.refused, self._ask_at = True, trio.current_time() + wait
         self._changed.set()
 
@@ -817,6 +827,7 @@ class StartPermits:
         """Ask again when there may be room: a permit was given back, or the time has come. At the end, give up the turn."""
         channels = [limit.keys.free for limit in self._limits]
         listening = self._link.subscriptions.open(channels, lambda _channel, _message: self._look(), self._look)
+        self.watches = True
         try:
             while True:
                 self._changed = trio.Event()
@@ -826,9 +837,12 @@ class StartPermits:
                     self._look()
         finally:
             listening.close()
+            self.watches = False
+            self._on_room()  # a unit that is kept is needed no more
             self._give_up_turn()
 
     def _look(self) -> None:
+        self._has_news = True
         if self.refused:
             self.refused, self._ask_at = False, inf
             if not self._on_room():
@@ -1287,6 +1301,9 @@ class LimitedConsumer(HandlerConsumer):
     A request for permits precedes each start request, while its units are reserved. While a limit refuses, the consumer wants no
     units.
 
+    A function that is refused again and again keeps one unit for a while. Otherwise other functions of the worker would take each
+    unit that becomes free, and it would never be there when a permit is.
+
     Attributes:
         permits: those of its runs.
     """
@@ -1306,6 +1323,10 @@ class LimitedConsumer(HandlerConsumer):
         self.permits: StartPermits = StartPermits(
             self.queue, services.link, services.permits, self.options.shared, self.on_room
         )
+        self._at_once = 1  # permits of the next request: as many as there were tasks for
+        self._refusals = 0
+        self._keeps_until: float | None = None
+        self._ask_again: Callable[[], None] | None = None
 
     def wanted(self) -> int:
         return 0 if self.permits.refused else super().wanted()
@@ -1315,7 +1336,7 @@ class LimitedConsumer(HandlerConsumer):
         if not wanted or registration is None:
             super().send_request(wanted)
             return
-        most = min(wanted, PERMITS_AT_ONCE)
+        most = min(wanted, self._at_once)
         woken = self.request.wakeup_pending
         self.request.send(most)
         self.reserve(most)
@@ -1323,11 +1344,21 @@ class LimitedConsumer(HandlerConsumer):
 
     def _permitted(self, registration: Registration, granted: int, *, woken: bool) -> None:
         """Request as many tasks as permits were granted. If none was, the wake-up goes to another worker, too."""
+        is_current = registration is self.admission.registration and self.admission.is_live
+        is_current = is_current and self.lifecycle.phase < Phase.DRAINING
+        self._refusals = 0 if granted else self._refusals + 1
+        if not granted and is_current and self._may_keep_unit():
+            self.reserve(1 - self.request.reserved)
+            self.request.shrink(1)
+            self._ask_again = lambda: self.permits.take(
+                1, lambda granted: self._permitted(registration, granted, woken=woken)
+            )
+            return
+        self._keeps_until = None
         self.reserve(-self.request.reserved)
         self.request.discarded()
         self.lifecycle.idle.set()
-        is_current = registration is self.admission.registration and self.admission.is_live
-        if granted and is_current and self.lifecycle.phase < Phase.DRAINING:
+        if granted and is_current:
             super().send_request(granted)
             return
         self.permits.return_rest()
@@ -1337,12 +1368,28 @@ class LimitedConsumer(HandlerConsumer):
             self._services.reconciler.recheck(self)
         self.scheduler.dispatch()
 
+    def _may_keep_unit(self) -> bool:
+        """Return True if a unit is kept for the next request."""
+        if not self.permits.watches:
+            return False
+        now = trio.current_time()
+        if self._keeps_until is None and self._refusals > REFUSALS:
+            self._keeps_until, self._refusals = now + KEEP_UNIT, 0
+        return self._keeps_until is not None and now < self._keeps_until
+
     def on_room(self) -> bool:
         """Ask for permits again, because there may be room. Return False if there are no tasks, or no units for them."""
+        if self._ask_again is not None:
+            ask, self._ask_again = self._ask_again, None
+            ask()
+            return True
         self.scheduler.dispatch()
         return self.request.in_flight
 
     def _started(self, registration: Registration, started: StartReply | None, failure: Exception | None) -> None:
+        if asked := self.request.reserved:
+            got = 0 if started is None else len(started.entries)
+            self._at_once = min(PERMITS_AT_ONCE, 2 * asked) if got == asked else max(1, got)
         super()._started(registration, started, failure)
         self.permits.return_rest()
 

@@ -234,6 +234,10 @@ class ClaimRequest:
         self.reserved = wanted
         self.wakeup_pending = False
 
+    def shrink(self, wanted: int) -> None:
+        """Note that what is under way is for fewer tasks."""
+        self.reserved = wanted
+
     def replied(self, more: bool, workers_waiting: float) -> None:
         """Note that the reply is used. With `more`, request again, because the reply left tasks behind."""
         again = self.state is _IN_FLIGHT_AGAIN or (more and self.reserved > 0)
