@@ -49,6 +49,8 @@ def test_a_replica_names_its_primary() -> None:
     fields = {"redis_version": "7.0.15", "role": "slave", "master_host": "::1", "master_port": "7000"}
     facts = read_server_info(info(**fields), "redis://h")
     assert (facts.role, facts.primary) == ("slave", "::1:7000")
+    for state in ("waiting-for-sync", "failover-in-progress"):  # which may be aborted: then it is the primary again
+        assert read_server_info(info(**fields, master_failover_state=state), "redis://h").primary == ""
 
 
 def test_a_user_who_may_not_ask_is_let_through() -> None:

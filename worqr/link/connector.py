@@ -236,9 +236,8 @@ def read_server_info(answers: Sequence[Any], address: str) -> ServerInfo:
     for answer in answers:
         info |= info_fields(answer)
     server, version = server_version(info)
-    is_settled = (
-        info.get("master_failover_state", "no-failover") == "no-failover"
-    )  # else it may become the primary again
+    # during a hand-over it may still become the primary again
+    is_settled = info.get("master_failover_state", "no-failover") == "no-failover"
     primary = f"{info['master_host']}:{info.get('master_port', '')}" if "master_host" in info and is_settled else ""
     eviction = info.get("maxmemory_policy", "")
     facts = ServerInfo(server, version, info.get("run_id", ""), info.get("role", ""), eviction, primary)
