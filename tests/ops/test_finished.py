@@ -10,7 +10,7 @@ import pytest
 
 from tests.ops.driver import FUTURE, Desk, Expires, job
 from worqr import ops
-from worqr.ops import CancelReply, FoundJob
+from worqr.ops import CancelReply, FoundJob, FoundPage
 
 MS = 60_000_000
 
@@ -426,3 +426,24 @@ def test_what_is_not_kept_and_has_no_tags_costs_no_command_more(desk: Desk) -> N
 
 
 COSTS = (30, 21, 12)
+
+
+@pytest.mark.parametrize("tag", ["", "red"])
+def test_a_page_reads_no_more_of_jobs_that_it_does_not_show_than_of_those_that_it_shows(desk: Desk, tag: str) -> None:
+    """A record is read as a whole. Without a bound, a page of small answers would keep the server busy for seconds."""
+    for n in range(6):
+        held = desk.run("A", f"x{n}", b"x" * 3_000_000, **keep(size=100_000_000, tags="red"))
+        finish(desk, held)
+
+    def page(after: str) -> FoundPage:
+        if tag:
+            return desk.call(ops.list_tagged(desk.q, tag, "failed", after=after))
+        return desk.call(ops.list_kept(desk.q, "failed", after=after))
+
+    after, pages, more = "", 0, True
+    while more:
+        found = page(after)
+        assert found.jobs == []
+        assert found.more or pages
+        after, more, pages = found.after, found.more, pages + 1
+    assert pages == 2

@@ -523,7 +523,8 @@ local function cancel_tagged()
       elseif cancel_queued(queue, id, ttl, reason) == 1 then
         ids[#ids + 1] = id
       end
-    elseif not key and not find_tagged(queue, entry, tag, false) then
+    elseif not key and redis.call('EXISTS', queue .. ':done:' .. (string.match(entry, '^%d+') or '')) == 0
+      and not find_tagged(queue, entry, tag, false) then
       gone[#gone + 1] = entry
     end
   end
@@ -823,13 +824,14 @@ local function list_tagged()
     return {'large'}
   end
   local page = own(redis.pcall('ZRANGE', key, '(' .. after, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, budget)) or {}
-  local reply, room, looked = {'ok', after}, {left = max_bytes}, 0
+  local reply, room, unread, looked = {'ok', after}, {left = max_bytes}, max_bytes, 0
   for _, entry in ipairs(page) do
-    if #reply - 2 >= limit or room.left <= 0 then
+    if #reply - 2 >= limit or room.left <= 0 or unread <= 0 then
       break
     end
     local cursor, id = string.match(entry, '^(%d+) (.+)$')
     local found, state_of = find_tagged(queue, entry, tag, false)
+    unread = unread - (type(found) == 'table' and whole_number(found.size, 0) or 0)
     if found and is_wanted(state_of, state) then
       local shown = shown_job(found, cursor, id, state_of, room)
       shown[#SHOWN + 6] = type(found) == 'string' and string.match(found, ':aside:(%d+)$') or false
