@@ -184,10 +184,13 @@ def lifetimes(case: Case) -> Iterator[Violation]:
 
 
 def _ended_by_clock(case: Case, sent: float, began: float) -> str | None:
-    """Why the time of a wait may be over as soon as the lifetime: the server's clock was moved."""
+    """Why the time of a wait may be over as soon as the lifetime: the server's clock was moved.
+
+    The end of the lifetime is a time of that clock. If it is set back, the lifetime lasts longer, but no wait that begins later.
+    """
     over, out = _reached(case, sent, LIFETIME), _reached(case, began, HELD_FOR)
     was_set_back = any(
-        over - SLACK <= t <= over + ENDS_WITHIN and to < before
+        sent <= t <= over + ENDS_WITHIN and to < before
         for t, to, before in zip(
             case.history.clock_jumps, case.history.offsets, [0.0, *case.history.offsets], strict=False
         )

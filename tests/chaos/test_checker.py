@@ -731,7 +731,9 @@ def test_a_clock_that_jumped_after_the_dispatch_excuses_a_lifetime_that_is_over(
     assert ("a lifetime was over before its time" in rules_broken(story)) is broken
 
 
-@pytest.mark.parametrize(("at", "offset", "broken"), [(45.0, 60, False), (45.0, 20, True), (49.0, -3, False)])
+@pytest.mark.parametrize(
+    ("at", "offset", "broken"), [(45.0, 60, False), (45.0, 20, True), (49.0, -3, False), (43.0, -3, False)]
+)
 def test_only_a_clock_that_ends_the_wait_as_well_excuses_one_that_outlives_its_workflow(
     at: float, offset: int, broken: bool
 ) -> None:
