@@ -1383,6 +1383,8 @@ class LimitedConsumer(HandlerConsumer):
             ask, self._ask_again = self._ask_again, None
             ask()
             return True
+        if not self.permits.watches:
+            return False
         self.scheduler.dispatch()
         return self.request.in_flight
 
