@@ -223,6 +223,36 @@ async def test_a_request_whose_reply_is_lost_is_sent_again_and_stored_once(
         assert (await mesh.queue("shop.delete").info()).waiting == 400
 
 
+async def test_a_request_made_while_its_connection_is_lost_gets_its_own_reply(
+    compiled: Compile,
+    own_server: Server,
+    proxy_to: Callable[[Server], FaultProxy],
+    environment: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """The package redis 5 wrote it to the lost connection, and gave it the reply to the next request."""
+    mesh = worqr.Mesh(own_server.url, prefix="worqr")
+    declare(mesh)
+    code = """
+    const dispatch = (id: string) => shop.delete.dispatch(Buffer.from("y"), { id, ifExists: "skip" });
+    const turn = () => new Promise<void>((done) => setImmediate(done));
+    await dispatch("known");
+    const lost = dispatch("new");
+    await turn();
+    await turn(); // it was sent
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 300); // its connection is cut meanwhile, unseen
+    const meanwhile = dispatch("known");
+    console.log((await lost).outcome, (await meanwhile).outcome);
+    """
+    assert compiled(mesh, code) == ""
+    with own_server.client() as client:
+        client.script_load(script("dispatch_jobs").source)
+    proxy = proxy_to(own_server)
+    lost = proxy.drop_reply(script("dispatch_jobs").sha, nth=2)
+    assert await output(["node", "use.js"], {**environment, "REDIS_URL": proxy.url}, tmp_path) == "created unchanged\n"
+    assert lost.fired
+
+
 async def test_a_client_gives_up_when_its_patience_ends(
     compiled: Compile, mesh: worqr.Mesh, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -231,7 +261,7 @@ async def test_a_client_gives_up_when_its_patience_ends(
     void shop;
     const away = createClient({ url: "redis://127.0.0.1:1" });
     away.on("error", () => {});
-    void away.connect();
+    away.connect().catch(() => {});
     console.log(await mesh(away, { patience: 0.3 }).fail.enqueue().catch((error: Error) => error.name));
     away.destroy();
     """

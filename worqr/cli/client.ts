@@ -2,7 +2,7 @@ import { createHash, randomBytes } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import { ErrorReply, type createClient } from "redis";
 
-/** A client of the package `redis`, connected. */
+/** A client of the package `redis`, version 6.3 or later, connected. Version 5 can mix up replies when it connects again. */
 export type Redis = Pick<ReturnType<typeof createClient>, "isOpen" | "sendCommand">;
 export type Argument = string | Buffer;
 export type Reply = Buffer | number | null | Reply[];
