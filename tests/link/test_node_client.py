@@ -71,6 +71,9 @@ class FakeWatch:
     def want_write(self, wanted: bool) -> None:
         self.wants_write = wanted
 
+    def expect(self) -> None:
+        return
+
     def close(self) -> None:
         self.closed = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.link.scripts import Outcomes, append, echo, until
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.errors import Unavailable
-from worqr.link import Link, driver
+from worqr.link import Link, driver, node
 from worqr.link.driver import _Watch
 
 
@@ -103,6 +104,23 @@ async def test_a_posted_request_is_read_though_the_reading_task_has_made_room(li
     link.post(echo("posted"), posted)
     await until(lambda: posted.all)
     assert posted.values == ["posted"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whoever_sends_has_a_reader(link: Link, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """No timer helps here: each reply is read because it is expected, whatever was sent how before."""
+    monkeypatch.setattr(node, "_TICK", 600.0)
+    await one_at_a_time(link)
+    rng = random.Random(seed)
+    for _ in range(30):
+        posted, wanted = Outcomes(), rng.choice([0, 0, 0, 1, 2])
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                for n in range(rng.choice([1, 1, 1, 1, 2, 3])):
+                    nursery.start_soon(link.call, echo(str(n)))
+                for n in range(wanted):
+                    link.post(echo(str(n)), posted)
+            await until(lambda posted=posted, wanted=wanted: len(posted.all) == wanted)  # type: ignore[misc]
 
 
 async def test_a_connection_that_is_lost_after_such_calls_is_made_anew_without_a_call(

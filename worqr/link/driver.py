@@ -312,6 +312,10 @@ class Watch:
             self.wants_write = wanted
             self._watch_write(wanted)
 
+    def expect(self) -> None:
+        """Replies will come that no task of a call reads by itself."""
+        return
+
     def close(self) -> None:
         """Stop watching. Call it before the socket is closed."""
         if not self._closed:
@@ -518,7 +522,6 @@ class _Watch(Watch):
     # Read by the tasks of calls
 
     def expect(self) -> None:
-        """Replies will come for which no task reads."""
         self._alone = 0
         if self._parked is not None and not self._is_read:
             self._go_on()
@@ -546,7 +549,7 @@ class _Watch(Watch):
             raise
         finally:
             self._is_read = False
-            if more:
+            if more or not self._alone:
                 self._go_on()
 
     def _interrupt(self) -> None:

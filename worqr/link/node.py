@@ -319,6 +319,8 @@ class NodeClient:
                     self._send(session, now)
                 elif requests.replication.waiting:
                     self._lose(session.count_replicas(now))
+            if session.phase is not Phase.IDLE:
+                session.transport.watch.expect()
         self._plan(now)
 
     def _send(self, session: Session, now: float, alone: Request | None = None) -> None:
