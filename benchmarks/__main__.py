@@ -26,6 +26,7 @@ SUBJECTS = (
         "drain",
         "jobs",
         "saving",
+        "workflows",
         "lanes",
         "batches",
         "limits",

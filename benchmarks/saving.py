@@ -8,7 +8,7 @@ from functools import partial
 
 import worqr
 from benchmarks.loads import CONCURRENCY, Countdown, drain
-from benchmarks.measuring import Plan, Row, Table, in_turn
+from benchmarks.measuring import Bar, Plan, Row, Table, in_turn, ratios
 from benchmarks.server import bare, fill_jobs
 from worqr import ops
 from worqr.embedded import EmbeddedServer
@@ -16,6 +16,7 @@ from worqr.job_options import encode_options
 from worqr.keys import QueueKeys
 
 STATE = b"s" * 100
+STEP_BAR = Bar(0.5)
 CALLS_PER_RUN = 500
 WORKER = "bare:00000000000000000000000000000000"
 
@@ -107,6 +108,8 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     saves.client.flushdb()
     calls = [Row(what, "ms", times, limits) for what, times in zip(kinds, values, strict=True)]
     jobs = [Row(what, "jobs/s", found, plain) for what, found in zip(drains, rates, strict=True)]
+    calls.append(Row("saves in the time of one step", "times", ratios(*values), bar=STEP_BAR))
+    jobs.append(Row("... by those that save", "times", ratios(*reversed(rates)), bar=STEP_BAR))
     return [
         Table("saving: 100 bytes, one call after the other in one run", "the same script by redis-py", calls),
         Table(f"saving: no-op jobs drained, concurrency {CONCURRENCY}", "jobs that save nothing, in turn", jobs),
