@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 import worqr
 from benchmarks.loads import CALLERS, CONCURRENCY, Countdown, drain, put_in
 from benchmarks.measuring import Bar, Plan, Row, Table, in_turn
 from benchmarks.server import bare
-from worqr.codecs import Codec, Compress, Fernet, Signed
+from worqr.codecs import Compress, Fernet, Signed
 from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
 
@@ -31,11 +33,21 @@ class Order:
     body: str
 
 
+async def pass_on(context: worqr.Context, call_next: Callable[[], Awaitable[object]]) -> object:
+    """The least that a middleware does."""
+    return await call_next()
+
+
+def stamp(sending: worqr.Sending) -> None:
+    """The least that a send middleware does for a job."""
+    sending.set(meta={"tenant": "acme"})
+
+
 class Functions:
     """The functions of one mesh, each of which ends a drain when it was called often enough."""
 
-    def __init__(self, server: EmbeddedServer, codec: Codec | None = None) -> None:
-        self.mesh = worqr.Mesh(server.url, codec=codec)
+    def __init__(self, server: EmbeddedServer, **options: Any) -> None:
+        self.mesh = worqr.Mesh(server.url, **options)
         self.client = bare(server)
         self.ran = Countdown(0)
 
@@ -51,10 +63,14 @@ class Functions:
         async def job(to: str, subject: str, body: str = "") -> int:
             return self.ran.take()
 
-        self.mail, self.ship, self.job = mail, ship, job
+        @self.mesh.task(name="given", result_ttl=60)
+        async def given(to: str, subject: str, body: str = "", *, address: str = worqr.Depends(lambda: BODY)) -> int:
+            return self.ran.take()
+
+        self.mail, self.ship, self.job, self.given = mail, ship, job, given
 
     def _begin(self, count: int) -> None:
-        for name in ("mail", "ship", "job", "raw"):
+        for name in ("mail", "ship", "job", "given", "raw"):
             self.client.unlink(QueueKeys("worqr", name).base)
         self.ran = Countdown(count)
 
@@ -69,9 +85,10 @@ class Functions:
                 await self.mesh.enqueue_many(self.mails(count))
             elif name == "ship":
                 await self.mesh.enqueue_many(self.ship.call(Order(ORDER, AT, BODY)) for _ in range(count))
-            elif name == "job":
+            elif name in {"job", "given"}:
+                function = self.job if name == "job" else self.given
                 await self.mesh.dispatch_many(
-                    self.job.call("ada@example.org", f"subject {n}", BODY) for n in range(count)
+                    function.call("ada@example.org", f"subject {n}", BODY) for n in range(count)
                 )
             else:
                 await self.mesh.queue(name).enqueue(*[call.task for call in self.mails(count)])
@@ -113,14 +130,23 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
         partial(functions.many, count),
         partial(functions.many, count, raw=True),
     )
-    codecs = {"Signed": Signed(KEY), "Fernet": Fernet(KEY), "Compress": Compress()}
-    sealed = [Functions(server, codec) for codec in codecs.values()]
-    none, *coded = await in_turn(plan.runs, *(partial(each.drain, "job", count) for each in (functions, *sealed)))
+    options: dict[str, dict[str, Any]] = {
+        "codec: Signed": {"codec": Signed(KEY)},
+        "codec: Fernet": {"codec": Fernet(KEY)},
+        "codec: Compress": {"codec": Compress()},
+        "one middleware": {"middleware": [pass_on]},
+        "one send middleware": {"send_middleware": [stamp]},
+    }
+    drains = [partial(Functions(server, **each).drain, "job", count) for each in options.values()]
+    plain, given, *with_option = await in_turn(
+        plan.runs, partial(functions.drain, "job", count), partial(functions.drain, "given", count), *drains
+    )
+    extras = {**dict(zip(options, with_option, strict=True)), "one injected dependency": given}
     return [
         Table(
-            "functions: calls dispatched with a result, by the codec of their mesh",
-            "the same without a codec, in turn",
-            [Row(name, "jobs/s", found, none) for name, found in zip(codecs, coded, strict=True)],
+            "functions: calls dispatched with a result are drained, by what their mesh has",
+            "the same with nothing of this, in turn",
+            [Row(name, "jobs/s", found, plain) for name, found in extras.items()],
         ),
         Table(
             f"functions: typed calls drained, one process, concurrency {CONCURRENCY}, from joining to the last call",

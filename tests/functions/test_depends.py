@@ -150,6 +150,30 @@ async def test_what_the_lifespan_yields_has_its_type(prefix: str, server: Server
 ONCE = worqr.RetryPolicy(max_failures=1)
 
 
+async def test_a_worker_calls_it_with_any_number_of_arguments(prefix: str, server: Server) -> None:
+    mesh = worqr.Mesh(server.url, prefix=prefix, defaults=worqr.HandlerOptions(result_ttl=60))
+
+    @mesh.task
+    async def none(*, session: Session = worqr.Depends(open_session)) -> str:
+        return type(session).__name__
+
+    @mesh.task
+    def two(a: int, b: int, *, session: Session = worqr.Depends(open_plainly)) -> int:
+        return a + b
+
+    @mesh.task
+    def three(a: int, b: int, c: int = 3, *, session: Session = worqr.Depends(open_plainly)) -> int:
+        return a + b + c
+
+    @mesh.workflow
+    async def flow(a: int, b: int, *, session: Session = worqr.Depends(open_session)) -> int:
+        return a * b
+
+    async with mesh.join(grace=0):
+        jobs = [await none.dispatch(), await two.dispatch(1, 2), await three.dispatch(1, 2), await flow.dispatch(3, 4)]
+        assert [await job.result(timeout=5) for job in jobs] == ["Session", 3, 6, 12]
+
+
 async def test_it_is_no_part_of_the_call(mesh: worqr.Mesh) -> None:
     @mesh.task
     async def save(n: int, *, session: Session = worqr.Depends(open_session)) -> int:

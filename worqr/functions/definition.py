@@ -280,8 +280,9 @@ class FunctionDefinition:
             found = arguments(task)
             return None if found is None else noted(fn(*found[0], **found[1]))
 
-        handler = functools.wraps(fn)(awaited if self.is_async else called)
-        del handler.__wrapped__  # `inspect` would report the signature of the function
+        # without `__wrapped__`, and a `__signature__` that a decorator has set: `inspect` would report that of the function
+        handler = functools.wraps(fn, updated=())(awaited if self.is_async else called)
+        del handler.__wrapped__
         return handler
 
     def _change_of(self, result: Any) -> str:
