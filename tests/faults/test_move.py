@@ -172,6 +172,27 @@ async def test_every_mesh_and_database_is_told(old: Server, new: Server, capfd: 
             assert (await mesh.queue("Q").info()).waiting == 2
 
 
+async def test_a_mesh_that_begins_during_the_move_is_told(
+    old: Server, new: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = worqr.Mesh(old.url, prefix="late")
+
+    async def enqueue(task: bytes) -> int:
+        async with late.connect():
+            await late.queue("Q").enqueue(task)
+            return (await late.queue("Q").info()).waiting
+
+    hand_over = move.Move._hand_over
+
+    def enqueue_and_hand_over(self: move.Move) -> float:
+        trio.run(enqueue, b"1")
+        return hand_over(self)
+
+    monkeypatch.setattr(move.Move, "_hand_over", enqueue_and_hand_over)
+    await move_it(old, new)
+    assert await enqueue(b"2") == 2
+
+
 async def test_the_password_of_the_new_server_is_stored_if_asked(old: Server, server_kind: str, start: Start) -> None:
     new = start(server_kind, requirepass="secret")
     url = f"redis://:secret@127.0.0.1:{new.port}"
@@ -285,6 +306,43 @@ def test_a_check_changes_nothing(old: Server, new: Server, capsys: pytest.Captur
     assert main(arguments(old, new, "--check")) == 0
     assert capsys.readouterr().out == "all checks passed; nothing was changed\n"
     assert (role(old), role(new), new.look.dbsize()) == ("master", "master", 0)
+
+
+def test_a_check_leaves_a_hand_over_alone(
+    old: Server, new: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(move, "HAND_OVER_WITHIN", 0.2)
+    monkeypatch.setattr(move, "_hands_over", lambda _: True)
+    assert main(arguments(old, new, "--check")) == 1
+    assert "hands over now: run the command without --check" in capsys.readouterr().err
+
+
+def test_a_new_server_that_is_lost_while_it_takes_over_is_named_with_the_remedy(
+    old: Server, new: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(move, "_hands_over", lambda _: True)
+    words = arguments(old, new)
+    new.stop()
+    assert main(words) == 1
+    assert "send FAILOVER ABORT to the old one" in capsys.readouterr().err
+
+
+def test_a_copy_that_was_cut_off_goes_on(
+    old: Server, new: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old.look.set("k", "1")
+    follow(new, old)
+    wait(lambda: new.look.get("k") == b"1", "a copy")
+    new.look.replicaof("127.0.0.1", "1")  # as a network that is cut: it keeps its data
+    with monkeypatch.context() as patched:
+        patched.setattr(move, "REACHED_WITHIN", 0.3)
+        place = ["127.0.0.1:1" if word.startswith("127.") else word for word in arguments(old, new)]
+        assert main(place) == 1
+        assert "cannot copy from 127.0.0.1:1" in capsys.readouterr().err
+    assert (role(new), new.look.get("k")) == ("slave", b"1")
+    new.look.replicaof("127.0.0.1", str(old.port))
+    assert main(arguments(old, new)) == 0
+    assert (role(new), new.look.get("k")) == ("master", b"1")
 
 
 def test_an_old_server_that_the_new_one_cannot_reach_stays_in_use(

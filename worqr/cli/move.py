@@ -135,6 +135,8 @@ class Move:
             CommandFailed: a check or a step failed. The text says which server accepts writes then.
         """
         old = self._old.info()
+        if _hands_over(old) and only_check:
+            raise CommandFailed(f"{self._old.name} hands over now: run the command without --check, it goes on")
         if _hands_over(old):  # for a command that was interrupted
             self._wait_for_roles()
         old, new = self._old.info(), self._new.info()
@@ -147,11 +149,13 @@ class Move:
         began = time.monotonic()
         if not done:
             self._copy(old, new)
-            meshes = self._write_addresses(self._old)
+            self._write_addresses(self._old)
             paused = self._hand_over()
         else:
-            meshes, paused = self._write_addresses(self._new), 0.0
+            paused = 0.0
+            self._write_addresses(self._new)
         self._settle()
+        meshes = self._write_addresses(self._new)  # also of those that began after the first look
         keys = sum(_keys(self._new.info()).values())
         self._say(
             f"moved {keys} keys of {meshes} {'mesh' if meshes == 1 else 'meshes'} in {time.monotonic() - began:.1f} s; "
@@ -275,7 +279,8 @@ class Move:
                 patient_until = time.monotonic() + REACHED_WITHIN
             failed = int(old.get("sync_full") or 0) - begun > LOADS
             if failed or time.monotonic() > patient_until:
-                self._new.ask("REPLICAOF", "NO", "ONE")
+                if failed or not _keys(self._new.info()):  # else it was a copy already: the same command goes on
+                    self._new.ask("REPLICAOF", "NO", "ONE")
                 place = ":".join(map(str, self._seen_at))
                 raise CommandFailed(
                     f"{self._new.name} cannot load the data of {self._old.name}; its log says why"
@@ -463,7 +468,17 @@ def move(
     def say(text: str) -> None:
         print(text, flush=True)
 
-    Move(Side(old), Side(new), place, stored, say).run(only_check=check)
+    here = Side(old)
+    try:
+        there = Side(new)
+    except CommandFailed as error:
+        if not _hands_over(here.info()):
+            raise
+        raise CommandFailed(
+            f"{error}. {here.name} waits for it to take over, and accepts no writes meanwhile. If the new server never comes "
+            "back, send FAILOVER ABORT to the old one; otherwise run the same command again"
+        ) from None
+    Move(here, there, place, stored, say).run(only_check=check)
 
 
 def _settings(to: str, connect: ConnectOptions) -> tuple[LinkSettings, LinkSettings]:

@@ -22,6 +22,7 @@ from tests.ops.schedules import fire_schedule
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, eventually, serving, until
 from tests.support.children import Child
+from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import cron, ops
 from worqr.cron import Definition, jitter_ms
@@ -416,6 +417,83 @@ async def test_a_server_that_goes_away_in_the_middle_of_a_herd_ends_no_leader(
         assert {row.fired for row in registry.rows().values()} == {nominal}
         assert (await mesh.queue("q").info()).counts["enqueued"] == 600
         await mesh.queue("q").delete()
+
+
+async def test_a_herd_that_is_put_off_once_stays_on_time(
+    mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule_ticker, "POSTPONE_MS", 200)
+    usual, calls = ops.fire_schedules, list[int]()
+
+    def failing(*args: Any, **how: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise worqr.Unavailable("late", sent=True)
+        return usual(*args, **how)
+
+    async with ticking(mesh) as ticker:
+        ticker._term.caught_up_at -= 30
+        nominal = await stored(mesh, registry, [f"s{n}" for n in range(600)], ago=20, misfire=0)
+        monkeypatch.setattr(ops, "fire_schedules", failing)
+        with trio.fail_after(PATIENCE):
+            while {row.fired for row in registry.rows().values()} != {nominal}:
+                await ticker.tick_once()
+                assert not any(row.last >= nominal and row.fired is None for row in registry.rows().values()), "dropped"
+                await trio.sleep(0.02)
+        assert (await mesh.queue("q").info()).counts["enqueued"] == 600
+        await mesh.queue("q").delete()
+
+
+async def test_a_herd_goes_on_after_a_lease_that_was_lost_for_a_moment(
+    mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual, calls = ops.fire_schedules, list[int]()
+    async with ticking(mesh) as ticker, trio.open_nursery() as nursery:
+        lease = ticker._lease
+
+        def losing(*args: Any, **how: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 3:
+                lease._until = 0.0
+            return usual(*args, **how)
+
+        ticker._term.caught_up_at -= 12
+        nominal = await stored(mesh, registry, [f"s{n}" for n in range(2000)], ago=11, misfire=0)
+        monkeypatch.setattr(ops, "fire_schedules", losing)
+        nursery.start_soon(ticker.tick_forever)
+        with trio.fail_after(PATIENCE):
+            while len(calls) < 3 or ticker._term.leads_since is not None:
+                await trio.sleep(0.01)
+            lease.take(math.inf)
+            while {row.fired for row in registry.rows().values()} != {nominal}:
+                await trio.sleep(0.05)
+        nursery.cancel_scope.cancel()
+    assert "was not fired" not in caplog.text
+    async with mesh.connect():
+        assert (await mesh.queue("q").info()).counts["enqueued"] == 2000
+        await mesh.queue("q").delete()
+
+
+async def test_ended_schedules_of_a_node_that_is_away_are_asked_for_once(
+    mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    async with ticking(mesh) as ticker:
+        names = [f"s{n}" for n in range(5)]
+        await stored(mesh, registry, names, ago=1)
+        week_ago = registry.now() - 8 * DAY_MS
+        for name in names:
+            registry.client.hset(
+                registry.keys.schedules, mapping={f"ver {name}": "7 far", f"ended {name}": str(week_ago)}
+            )
+
+        async def away(call: Any) -> Any:
+            asked.append(call.base)
+            raise worqr.Unavailable("node is away", sent=False)
+
+        monkeypatch.setattr(ticker, "_ask_queue", away)
+        await ticker.tick_once()
+        assert len(asked) == 1
 
 
 # A clock that jumps

@@ -28,7 +28,7 @@ from worqr import ops
 from worqr.client.schedules import StoredCall, fire
 from worqr.client.stored_schedules import finish_storing
 from worqr.command import in_chunks
-from worqr.cron import Definition, DueFirings, Trigger, at, due_firings, effective
+from worqr.cron import ON_TIME_MS, Definition, DueFirings, Trigger, at, due_firings, effective
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys, shard_of
 from worqr.link import Link
@@ -187,7 +187,10 @@ BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
 
 
 class _Term:
-    """The ticker's data about schedules while its peer leads. A new term begins without it, because it is out of date by then.
+    """The ticker's data about schedules while its peer leads.
+
+    A new term begins without it, because it is out of date by then. It takes over the firings that are not stored yet, each of
+    which is stored only if its schedule is as it was; and, after a moment without the lease, which firings are on time.
 
     Attributes:
         ticks: firings that are not stored yet.
@@ -200,9 +203,12 @@ class _Term:
         drop_at: when to search for schedules that no peer declares.
         caught_up_at: when it last read the schedules with none left from the read before: since then no firing was overlooked.
         missed: the schedules that missed firings in this tick, each with since when, and how many are made up for.
+        put_off: by schedule: when a firing of it was put off first, and `caught_up_at` then: it stays on time for a while.
+        read_at: when it last read the schedules.
+        resumes: the term of this peer before, from which `caught_up_at` goes on if that ended a moment ago.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, resumes: _Term | None = None) -> None:
         self.ticks: list[Tick] = []
         self.busy: dict[str, int] = {}
         self.dropped_at: dict[str, float] = {}
@@ -214,6 +220,11 @@ class _Term:
         self.drop_at = 0.0
         self.caught_up_at = -math.inf
         self.missed: list[tuple[str, int, int]] = []
+        self.put_off: dict[str, tuple[float, float]] = {}
+        self.read_at = -math.inf
+        self.resumes = resumes and (resumes.read_at, resumes.caught_up_at)
+        if resumes is not None:
+            self.ticks = resumes.ticks
 
 
 class _Plan:
@@ -278,7 +289,7 @@ class ScheduleTicker(Chore):
                 await trio.sleep(max(0.0, until - trio.current_time()))
                 continue
             if self._term.leads_since is not None:
-                self._term = _Term()
+                self._term = _Term(self._term)
             await self._lease.wait_held()
 
     async def _try_tick(self) -> float:
@@ -357,7 +368,9 @@ class ScheduleTicker(Chore):
         due = await self._ask(ops.tick_schedules(self._keys, ticks, names, was_led=was, led=led))
         if self._term.leads_since is None:
             self._term.leads_since, self._term.led_at = now, now
-            self._term.caught_up_at = now
+            read_at, caught_up_at = self._term.resumes or (-math.inf, 0.0)
+            self._term.caught_up_at = caught_up_at if now - read_at <= ON_TIME_MS / 1000 else now
+        self._term.read_at = now
         if led != was:
             self._term.led_at = now
         if not due.clock_set_back:
@@ -434,12 +447,17 @@ class ScheduleTicker(Chore):
             plan, keys = None, None
             try:
                 if row.ended is not None:
-                    await self._forget_ended(row, due.now)
+                    if trio.current_time() < self._term.unreachable_until.get(row.home, 0.0):
+                        self._postpone(row, due.now)
+                    else:
+                        await self._forget_ended(row, due.now)
                     continue
                 plan = self._plan(row, due.now, waited_ms)
                 if plan is not None and plan.pending:
                     keys = await self._home(plan)
             except Exception as error:  # whatever any program has stored as a schedule, the others are fired
+                if isinstance(error, Unavailable) and row.home:
+                    self._term.unreachable_until[row.home] = trio.current_time() + POSTPONE_MS / 1000
                 self._log_unfired(row.name, error)
                 plan = None
             if plan is None:
@@ -457,6 +475,9 @@ class ScheduleTicker(Chore):
         trigger = self._trigger_of(row)
         if trigger is None or self._is_unreachable(trigger):
             return None
+        since, caught_up_at = self._term.put_off.get(row.name, (-math.inf, 0.0))
+        if trio.current_time() - since <= ON_TIME_MS / 1000:  # it was on time when it was put off
+            waited_ms = max(waited_ms, round(1000 * (trio.current_time() - caught_up_at)))
         decision = due_firings(trigger, row.last, now, waited_ms)
         if decision.missed:
             self._term.missed.append((row.name, row.last, decision.caught_up))
@@ -498,11 +519,14 @@ class ScheduleTicker(Chore):
         self._throttle.error(name, "fire_schedule", text, schedule=name, error=why)
 
     def _postpone(self, row: ScheduleRow, now: int) -> None:
+        if row.ended is None:
+            self._term.put_off.setdefault(row.name, (trio.current_time(), self._term.caught_up_at))
         self._term.ticks.append(Tick(row, row.last, row.next, now + POSTPONE_MS, row.pending))
 
     def _note(self, plan: _Plan, now: int) -> None:
         """Store how far a schedule got at the next read."""
         row, check_at = plan.row, plan.decision.next
+        self._term.put_off.pop(row.name, None)
         if plan.pending:
             first = plan.fired is not None or row.name not in self._term.busy
             busy = BUSY_FIRST_MS if first else min(2 * self._term.busy[row.name], BUSY_MOST_MS)
