@@ -8,15 +8,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, append, echo, kill_connections, lines, log, notice, until
+from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
-from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WrongVersion
+from worqr.errors import ClaimLost, NotReplicated, RefusedByServer, Unavailable, WrongVersion
 from worqr.link import Link, WorkerHandle
 
 IN_TIME = 4.5
@@ -402,3 +405,55 @@ async def test_a_password_that_changed_is_named_and_a_mended_one_works(link_to: 
             await link.call(echo("a"), patience=1.5)
         client.execute_command("ACL", "SETUSER", "ada", "resetpass", ">old")
         assert await link.call(echo("b")) == "b"
+
+
+# Callbacks that send the next request
+
+
+async def test_calls_end_when_replicas_are_counted_and_no_request_waits_for_it(
+    proxied: Link, proxy: FaultProxy, prefix: str
+) -> None:
+    held = proxy.hold_reply(matching=b"$4\r\nWAIT\r\n", nth=3, on="data")
+    with pytest.raises(NotReplicated):
+        await proxied.call(replace(append(prefix, "x"), replicas=1))
+    assert held.fired
+    with trio.fail_after(PATIENCE), pytest.raises(Unavailable):
+        await proxied.call(echo("b"), patience=0.5)
+    held.release()
+
+
+async def test_a_late_request_whose_callback_sends_another_costs_no_link(own_link: Link) -> None:
+    next_one = Outcomes()
+    own_link.post(replace(echo("late"), not_after=0.0), lambda *_: own_link.post(echo("next"), next_one))
+    assert await own_link.call(echo("other")) == "other"
+    await until(lambda: next_one.all)
+    assert not own_link.has_ended
+
+
+async def test_a_request_is_kept_that_the_callback_of_an_unsendable_one_sends(proxied: Link, proxy: FaultProxy) -> None:
+    for _ in range(2):
+        assert await proxied.call(echo("a")) == "a"
+    held, next_one = proxy.hold_reply(matching="xyzzy", on="data"), Outcomes()
+    unsendable: Any = object()
+    proxied.post(echo(unsendable), lambda *_: proxied.post(echo("xyzzy"), next_one, patience=0.3))
+    await until(lambda: next_one.all)
+    assert isinstance(next_one.all[0][1], Unavailable)
+    held.release()
+
+
+async def test_an_outage_ends_while_each_reply_sends_the_next_request(
+    proxied: Link, proxy: FaultProxy, prefix: str
+) -> None:
+    goes_on = True
+
+    def replied(*_: object) -> None:
+        if goes_on:
+            proxied.post(append(prefix, "x"), replied)
+
+    replied()
+    await until(lambda: proxied.condition.up)
+    before = proxied.connections
+    proxy.drop_reply(on="data")
+    await until(lambda: proxied.connections > before and proxied.condition.up)
+    goes_on = False
+    await proxied.call(echo("last"))

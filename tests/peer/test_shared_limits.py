@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from functools import partial
 from typing import Any, cast
@@ -19,9 +20,10 @@ from tests.support.servers import Server
 from worqr.client.permits import HeldPermits
 from worqr.errors import UsageError
 from worqr.keys import LimitKeys
-from worqr.link import Link
+from worqr.link import Link, LinkSettings
 from worqr.ops import PermitReply
 from worqr.peer.consumer import SharedLimit, StartPermits
+from worqr.peer.scheduler import Scheduler
 
 ONE = worqr.Limit(1, name="api")
 TOKENS = worqr.Limit(rate=1000, per=3600, unit="tokens", name="tokens")
@@ -253,11 +255,15 @@ async def test_a_function_gets_its_turn_while_another_one_takes_every_unit_of_it
 class PostedLink:
     """Keeps what is posted to a link, to be answered by the test."""
 
+    settings = LinkSettings("redis://127.0.0.1:1")
+
     def __init__(self) -> None:
         self.answers: list[Any] = []
+        self.patience: list[float] = []
 
-    def post(self, _call: object, answered: Any) -> None:
+    def post(self, _call: object, answered: Any, *, patience: float = math.inf) -> None:
         self.answers.append(answered)
+        self.patience.append(patience)
 
 
 async def test_a_sign_of_room_that_overtakes_the_refusal_is_heard() -> None:
@@ -273,6 +279,82 @@ async def test_a_sign_of_room_that_overtakes_the_refusal_is_heard() -> None:
         link.answers.pop()(PermitReply("wait", 3000, ""), None)
         assert permits.refused
         assert (permits._ask_at <= trio.current_time()) == overtakes
+
+
+async def test_a_limit_whose_node_is_away_does_not_keep_units_for_ever() -> None:
+    link, held = PostedLink(), HeldPermits.__new__(HeldPermits)
+    held.note = lambda *_: None  # type: ignore[method-assign, assignment, return-value]
+    limit = SharedLimit(LimitKeys("p", "api"), "1", "", 1)
+    permits = StartPermits("q", cast("Link", link), held, [limit], lambda: True)
+    delivered: list[int] = []
+    permits.take(1, delivered.append)
+    assert link.patience == [LinkSettings("redis://127.0.0.1:1").patience]
+    link.answers.pop()(None, worqr.Unavailable("the node is away", sent=None))
+    assert delivered == [0]
+
+
+async def test_a_cost_of_a_run_that_has_ended_is_not_kept() -> None:
+    held = HeldPermits.__new__(HeldPermits)
+    permits = StartPermits("q", cast("Link", PostedLink()), held, [], lambda: True)
+    permits.note_cost(7, 3)
+    assert not permits._used
+
+
+async def test_functions_that_name_the_same_limits_in_another_order_all_run(mesh: worqr.Mesh, server: Server) -> None:
+    ran = 0
+    one, two = worqr.Limit(1, name="one"), worqr.Limit(1, name="two")
+    all_ran = trio.Event()
+
+    async def run(n: int) -> None:
+        nonlocal ran
+        await trio.sleep(0.005)
+        ran += 1
+        if ran == 40:
+            all_ran.set()
+
+    functions = [
+        mesh.task(run, name=f"of-{names}", limit=limits)
+        for names, limits in (("one-two", [one, two]), ("two-one", [two, one]))
+    ]
+    async with mesh.connect():
+        for function in functions:
+            await mesh.enqueue_many(function.call(n) for n in range(20))
+    async with mesh.join(grace=0):
+        with trio.fail_after(PATIENCE):
+            await all_ran.wait()
+
+
+async def test_a_quiet_worker_starts_nothing_when_a_permit_comes(
+    mesh: worqr.Mesh, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, began = list[Scheduler](), list[int]()
+    real = Scheduler.__init__
+
+    def noted(self: Scheduler, *args: Any, **options: Any) -> None:
+        real(self, *args, **options)
+        made.append(self)
+
+    monkeypatch.setattr(Scheduler, "__init__", noted)
+
+    @mesh.task(limit=ONE, name="limited")
+    async def limited(n: int) -> None:
+        began.append(n)
+
+    async with mesh.join(concurrency=1, grace=0):
+        async with mesh.limit(ONE):
+            await limited.enqueue(1)
+            [consumer] = cast("Any", made[-1])._consumers
+            with trio.fail_after(PATIENCE):
+                while consumer._ask_again is None:  # it keeps a unit
+                    await trio.sleep(0.005)
+            made[-1].be_quiet()
+        await until_limit(mesh, "api", held=0)
+        await trio.sleep(0.3)  # in which the unit that is kept would be used
+        assert not began
+        made[-1].resume()
+        with trio.fail_after(PATIENCE):
+            while not began:
+                await trio.sleep(0.01)
 
 
 async def test_a_task_alone_asks_for_one_permit(mesh: worqr.Mesh, server: Server) -> None:

@@ -441,6 +441,7 @@ class TrioDriver(Driver):
         return _Watch(self, sock, readable, writable)
 
     def submits(self, send: Callable[[Any], Watch | None]) -> Callable[[Any], Watch | None]:
+        @trio.lowlevel.enable_ki_protection
         def submit(requests: Any) -> Watch | None:
             watch: Any = send(requests)
             if watch is not None:
@@ -468,6 +469,7 @@ class TrioDriver(Driver):
     async def prepare(self, request: Waiter) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
 
+    @trio.lowlevel.enable_ki_protection
     async def exchange(self, request: Waiter, submit: Callable[[Any], Watch | None]) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
         watch: Any = self._send(request)
@@ -477,6 +479,7 @@ class TrioDriver(Driver):
                 return
         await self.wait(request)
 
+    @trio.lowlevel.enable_ki_protection
     async def wait(self, request: Waiter) -> None:
         if request.settled:  # at once, as at the end of the link
             await trio.lowlevel.cancel_shielded_checkpoint()

@@ -331,16 +331,19 @@ class NodeClient:
             self._drop(IDLE_LOSS, quiet=True)
             return
         batch = self.requests.take() if alone is None else self.requests.take_alone(alone)
-        if self.requests.too_old:
-            refused = self.requests.take_too_old()
-            too_old(refused)
-            self._settle(refused)
-        if batch:
-            if (lost := session.send(batch, now)) is not None:
-                self._lose(lost)
-            if self.session is session and session.phase is Phase.IDLE:  # none of it could be packed
-                self._settle(session.take_settled())
-                self._batch_ended(session)
+        refused = self.requests.take_too_old() if self.requests.too_old else []
+        try:
+            if batch:
+                if (lost := session.send(batch, now)) is not None:
+                    self._lose(lost)
+                if self.session is session and session.phase is Phase.IDLE:  # none of it could be packed
+                    settled = session.take_settled()
+                    self._batch_ended(session)  # first: who is told may send the next request at once
+                    self._settle(settled)
+        finally:
+            if refused:  # last, for the same reason
+                too_old(refused)
+                self._settle(refused)
 
     # Receiving
 
@@ -375,15 +378,17 @@ class NodeClient:
             lost = session.receive()
         finally:
             self._receiving = False
-        if settled := session.take_settled():
-            self.requests.numbers.settle(settled)
+        settled = session.take_settled()
+        self.requests.numbers.settle(settled)
+        try:
+            if lost is not None and was_idle:
+                self._drop(IDLE_LOSS, quiet=True)
+            elif lost is not None:
+                self._lose(lost)
+            elif not was_idle and session.phase is Phase.IDLE:
+                self._batch_ended(session)
+        finally:  # last: who is told may send the next request at once
             wake_all(settled)
-        if lost is not None and was_idle:
-            self._drop(IDLE_LOSS, quiet=True)
-        elif lost is not None:
-            self._lose(lost)
-        elif not was_idle and session.phase is Phase.IDLE:
-            self._batch_ended(session)
 
     def _settle(self, requests: list[Request]) -> None:
         """Settle requests that have their outcome, and wake their callers."""
@@ -512,7 +517,9 @@ class NodeClient:
         """Plan the next check for work that no socket event announces; every tick while requests wait."""
         requests, session = self.requests, self.session
         pauses = requests.held or requests.replication.waiting
-        if self.ended is not None or not (requests.pending or requests.in_flight or self._ready.waiting or pauses):
+        flies = session is not None and session.phase is not Phase.IDLE  # also if no request waits for it any more
+        waits = flies or requests.pending or requests.in_flight or self._ready.waiting or pauses
+        if self.ended is not None or not waits:
             return
         when = now + _TICK
         if requests.next_deadline < when:

@@ -319,6 +319,8 @@ class ThreadDriver(Driver):
                 run.remove_wait(gate.nudge)
             self._waiting.discard(request)
             self._followers.pop(gate, None)
+            if self._driving is gate:  # an interrupt came as it began, or ceased, to drive
+                self._stop_driving(gate)
             if self._followers and self._driving is None:
                 self._hand_on()
 

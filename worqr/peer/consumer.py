@@ -678,13 +678,17 @@ REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan 
 
 
 PERMITS_AT_ONCE: Final = 100
+"""Permits in one request, so that one function does not take all that a rate allows."""
 REFUSALS: Final = 3
 """Requests for permits that are refused in a row before a function keeps a unit."""
 KEEP_UNIT: Final = 1.0
 """Seconds for which it keeps one, at most."""
-"""Permits in one request, so that one function does not take all that a rate allows."""
 ASK_AGAIN: Final = 1.0
 """Seconds until the next request for permits at the latest, because messages may get lost, and a turn must be kept."""
+CROSSED: Final = 0.05
+"""Seconds within which it asks again, at a random time, after one limit has refused and permits of another went back. Else two
+functions that ask in another order would refuse each other for ever.
+"""
 NO_PERMITS = "queue %(queue)r: no task starts, because limit %(limit)r grants no permits; trying again: %(error)s"
 
 
@@ -743,6 +747,7 @@ class StartPermits:
         self._of: dict[int, str] = {}
         self._used: dict[int, int] = {}
         self._ask_at = inf
+        self._deaf_until = -inf
         self._changed = trio.Event()
         self._throttle = ErrorThrottle(logger)
 
@@ -775,9 +780,11 @@ class StartPermits:
                 return
             self._limits.rotate(-index)
             self._refuse(limit, reply, failure)
+            if index and failure is None:  # another function may hold this limit, and ask for what goes back just now
+                self._deaf_until = self._ask_at = trio.current_time() + random() * CROSSED
             deliver(0)
 
-        self._link.post(call, answered)
+        self._link.post(call, answered, patience=self._link.settings.patience)  # the node of a limit may be away alone
 
     def _refuse(self, limit: SharedLimit, reply: PermitReply | None, failure: Exception | None) -> None:
         wait = ASK_AGAIN
@@ -814,7 +821,8 @@ class StartPermits:
 
     def note_cost(self, fence: int, used: int) -> None:
         """Note what a run has used, of the limits with a unit. From any thread."""
-        self._used[fence] = used
+        if fence in self._of:  # else it has ended, and its permits went back
+            self._used[fence] = used
 
     def run_ended(self, fence: int) -> None:
         """Give the permits of a run back."""
@@ -843,7 +851,7 @@ class StartPermits:
 
     def _look(self) -> None:
         self._has_news = True
-        if self.refused:
+        if self.refused and trio.current_time() >= self._deaf_until:
             self.refused, self._ask_at = False, inf
             if not self._on_room():
                 self._give_up_turn()
@@ -1345,7 +1353,7 @@ class LimitedConsumer(HandlerConsumer):
     def _permitted(self, registration: Registration, granted: int, *, woken: bool) -> None:
         """Request as many tasks as permits were granted. If none was, the wake-up goes to another worker, too."""
         is_current = registration is self.admission.registration and self.admission.is_live
-        is_current = is_current and self.lifecycle.phase < Phase.DRAINING
+        is_current = is_current and self.lifecycle.phase < Phase.DRAINING and not self.scheduler.quiet
         self._refusals = 0 if granted else self._refusals + 1
         if not granted and is_current and self._may_keep_unit():
             self.reserve(1 - self.request.reserved)
