@@ -338,7 +338,7 @@ class NodeClient:
                     self._lose(lost)
                 if self.session is session and session.phase is Phase.IDLE:  # none of it could be packed
                     settled = session.take_settled()
-                    self._batch_ended(session)  # first: who is told may send the next request at once
+                    self._batch_ended(session)  # first: a caller that is woken may send at once
                     self._settle(settled)
         finally:
             if refused:  # last, for the same reason
@@ -387,7 +387,7 @@ class NodeClient:
                 self._lose(lost)
             elif not was_idle and session.phase is Phase.IDLE:
                 self._batch_ended(session)
-        finally:  # last: who is told may send the next request at once
+        finally:  # last: a caller that is woken may send at once
             wake_all(settled)
 
     def _settle(self, requests: list[Request]) -> None:
