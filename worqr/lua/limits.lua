@@ -406,7 +406,7 @@ local function grantable_in(limit, permit, cost, concurrency, rates, now)
   for i = 1, #rates, 2 do
     waits = math.max(waits, within_budget_in(limit, rates[i + 1], rates[i] - cost, now))
   end
-  local is_next = waits > 0 and cost > 1
+  local is_next = waits > 0
   if concurrency and redis.call('ZCARD', held) >= concurrency then
     waits, is_next = math.max(waits, (first_time(held) or now) - now, 1), true
   end
@@ -432,12 +432,29 @@ local function grant_permit(limit, permit, cost, lease_ms, rates, now)
   end
 end
 
+-- Returns since when a permit is waited for; nil if it is not.
+local function waits_since(limit, permit)
+  return whole_number(string.match(redis.call('HGET', limit .. ':permits', permit) or '', '^~%d+ (%d+)$'))
+end
+
+-- Returns the permit that has waited longest: `permit`, since `since`, or another one.
+local function longest_waiting(limit, permit, since, now)
+  for _, other in ipairs(redis.call('ZRANGE', limit .. ':waiting', '(' .. digits(now), '+inf', 'BYSCORE', 'LIMIT', 0, MOST_LISTED)) do
+    local waits = waits_since(limit, other)
+    if waits and waits < since then
+      permit, since = other, waits
+    end
+  end
+  return permit
+end
+
 -- Notes that `waiting` callers wait for a permit, and for one that has to be the next one that it is.
 local function await_permit(limit, permit, waiting, is_next, now)
+  local since = waits_since(limit, permit) or now
   if is_next then
-    redis.call('SET', limit .. ':turn', permit, 'PX', TURN_EXPIRE)
+    redis.call('SET', limit .. ':turn', longest_waiting(limit, permit, since, now), 'PX', TURN_EXPIRE)
   end
-  redis.call('HSET', limit .. ':permits', permit, '~' .. digits(waiting))
+  redis.call('HSET', limit .. ':permits', permit, '~' .. digits(waiting) .. ' ' .. digits(since))
   redis.call('ZADD', limit .. ':waiting', digits(now + TURN_EXPIRE), permit)
   redis.call('PEXPIRE', limit .. ':permits', LONGEST_LEASE)
   redis.call('PEXPIRE', limit .. ':waiting', LONGEST_LEASE)
@@ -510,7 +527,8 @@ local function return_permit()
   assert(used == '' or is_digits(used), 'used must be a whole number')
   check_permits(limit, {})
   local cost, started = string.match(redis.call('HGET', limit .. ':permits', permit) or '', '^(%d+)(.*)$')
-  if redis.call('GET', limit .. ':turn') == permit then
+  local first = redis.call('GET', limit .. ':turn') == permit
+  if first then
     redis.call('DEL', limit .. ':turn')
   end
   redis.call('HDEL', limit .. ':permits', permit)
@@ -522,7 +540,9 @@ local function return_permit()
       add_cost(costs, moment, tonumber(used) - whole_number(cost, 0))
     end
   end
-  redis.pcall('PUBLISH', limit .. ':free', '1')
+  if held or cost then -- else it has only waited
+    redis.pcall('PUBLISH', limit .. ':free', '1')
+  end
   return {(held or cost) and 'ok' or 'gone'}
 end
 
@@ -577,7 +597,7 @@ local function look_at_limit()
   local waiting = 0
   for _, permit in ipairs(lines) do
     local callers = own(redis.pcall('HGET', limit .. ':permits', permit)) or ''
-    waiting = waiting + whole_number(string.match(callers, '^~(%d+)$'), 0)
+    waiting = waiting + whole_number(string.match(callers, '^~(%d+)'), 0)
   end
   local _, rates = parsed_limits(limits)
   local reply = {'ok', limits, held, held - alive, waiting}

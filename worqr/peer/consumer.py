@@ -683,6 +683,8 @@ REFUSALS: Final = 3
 """Requests for permits that are refused in a row before a function keeps a unit."""
 KEEP_UNIT: Final = 1.0
 """Seconds for which it keeps one, at most."""
+KEEP_PAUSE: Final = 10.0
+"""Seconds for which no function of the worker keeps one, after one was kept for nothing."""
 ASK_AGAIN: Final = 1.0
 """Seconds until the next request for permits at the latest, because messages may get lost, and a turn must be kept."""
 CROSSED: Final = 0.05
@@ -1362,6 +1364,9 @@ class LimitedConsumer(HandlerConsumer):
                 1, lambda granted: self._permitted(registration, granted, woken=woken)
             )
             return
+        if self._keeps_until is not None:
+            self._refusals = 0
+            self.scheduler.keep_again_at = trio.current_time() + (0 if granted else KEEP_PAUSE)
         self._keeps_until = None
         self.reserve(-self.request.reserved)
         self.request.discarded()
@@ -1381,8 +1386,9 @@ class LimitedConsumer(HandlerConsumer):
         if not self.permits.watches:
             return False
         now = trio.current_time()
-        if self._keeps_until is None and self._refusals > REFUSALS:
-            self._keeps_until, self._refusals = now + KEEP_UNIT, 0
+        if self._keeps_until is None and self._refusals > REFUSALS and now >= self.scheduler.keep_again_at:
+            self._keeps_until = now + KEEP_UNIT
+            self.scheduler.keep_again_at = inf  # one at a time
         return self._keeps_until is not None and now < self._keeps_until
 
     def on_room(self) -> bool:

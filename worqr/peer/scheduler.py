@@ -349,6 +349,7 @@ class Scheduler:
         used: units that are in use.
         peak: the most that were in use since `reset_peak`.
         reported_full: by queue, the detector that logged that a handler waits for a job of this queue which cannot run.
+        keep_again_at: when a function that waits for permits may keep a unit, by the loop's clock.
         dispatch_soon: called when units have become free, for one `dispatch` in this turn of the loop.
     """
 
@@ -360,6 +361,7 @@ class Scheduler:
         self.peak: int = 0
         self.reported_full: dict[str, object] = {}
         self.dispatch_soon: Callable[[], None] = self.dispatch
+        self.keep_again_at: float = 0.0
         self._reserved = 0
         self._virtual_clock = 0.0
         self._consumers: list[QueueConsumer] = []
