@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from unittest.mock import ANY
 
 import pytest
@@ -105,6 +106,30 @@ def test_the_use_replaces_the_estimate_at_the_time_of_the_start(desk: Desk) -> N
     assert spent(desk) == 1
 
 
+def test_the_caller_that_has_waited_longest_is_the_next_one(desk: Desk) -> None:
+    """Also at a rate, and though another one asks first when there is room."""
+    assert take(desk, "a", limits="1/60000").word == "ok"
+    assert take(desk, "far", limits="1/60000").word == "wait"
+    assert take(desk, "near", limits="1/60000").word == "wait"
+    age(desk, PERIOD + 100)
+    assert take(desk, "near", limits="1/60000").word == "wait"
+    assert take(desk, "far", limits="1/60000").word == "ok"
+
+
+def test_a_caller_that_has_only_waited_wakes_none(desk: Desk) -> None:
+    take(desk, "a", limits="1")
+    take(desk, "b", limits="1")
+    heard = desk.client.pubsub()
+    heard.subscribe(limit_of(desk).free)
+    while heard.get_message(timeout=1):
+        pass
+    give_back(desk, "b")
+    assert heard.get_message(timeout=0.2) is None
+    give_back(desk, "a")
+    assert heard.get_message(timeout=5)
+    heard.close()
+
+
 def test_the_dead_hold_a_permit_until_their_lease_ends_and_a_renewal_prolongs_it(desk: Desk) -> None:
     take(desk, "dead")
     take(desk, "alive")
@@ -114,7 +139,9 @@ def test_the_dead_hold_a_permit_until_their_lease_ends_and_a_renewal_prolongs_it
     assert take(desk, "c").word == "ok"
     assert take(desk, "d").word == "wait"
     assert desk.client.zrange(keys.held, 0, -1) == [b"c", b"alive"]
-    assert desk.client.hgetall(keys.permits) == {b"alive": ANY, b"c": ANY, b"d": b"~1"}
+    permits = desk.client.hgetall(keys.permits)
+    assert permits == {b"alive": ANY, b"c": ANY, b"d": ANY}
+    assert re.fullmatch(rb"~1 \d+", permits[b"d"])
 
 
 def test_a_lease_of_the_far_future_was_taken_before_the_clock_was_set_back(desk: Desk) -> None:

@@ -357,6 +357,33 @@ async def test_a_quiet_worker_starts_nothing_when_a_permit_comes(
                 await trio.sleep(0.01)
 
 
+async def test_functions_without_permits_leave_the_worker_to_others(mesh: worqr.Mesh, server: Server) -> None:
+    """At most one of them keeps a unit for a moment, though ten wait for a limit that is used up."""
+    waits, last, ran = 0.0, trio.current_time(), 0
+
+    def declare(n: int) -> worqr.Function[[], None]:
+        @mesh.task(name=f"limited-{n}", limit=ONE)
+        async def limited() -> None: ...
+
+        return limited
+
+    limited = [declare(n) for n in range(10)]
+
+    @mesh.task(name="free")
+    async def free() -> None:
+        nonlocal waits, last, ran
+        waits, last, ran = max(waits, trio.current_time() - last), trio.current_time(), ran + 1
+        await trio.sleep(0.02)
+
+    async with mesh.connect(), mesh.limit(ONE), mesh.join(concurrency=2, grace=0):
+        await mesh.enqueue_many(function.call() for function in limited for _ in range(3))
+        await mesh.enqueue_many(free.call() for _ in range(1000))
+        last = trio.current_time()
+        await trio.sleep(4)
+    assert ran > 60, "40 of 400 ran before"
+    assert waits < 2.5
+
+
 async def test_a_task_alone_asks_for_one_permit(mesh: worqr.Mesh, server: Server) -> None:
     """Otherwise it would ask for as many as there are slots, and give the rest back one by one."""
 

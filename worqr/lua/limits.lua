@@ -307,9 +307,9 @@ end
 -- of one of them. The hash `limit` has the `limits` as text, as the last program gave them. The set `:held` has the permits by the
 -- time at which their lease ends, and the hash `:permits` what each was started with: its cost, then period and moment of each rate.
 -- The set `:waiting` has the permits that callers wait for, by the time until which this is known; in `:permits`, ~ and how many
--- callers wait in that line. A window is the list `:moments:PERIOD`, the newest first, and the hash `:costs:PERIOD` with the cost of
--- each moment, and their `total`. `:turn` is a permit that waits for more than is left of a rate, or until another one is given back.
--- No other permit is granted while it waits, so a program that takes a permit again and again does not keep others from it.
+-- callers wait in that line, and since when. A window is the list `:moments:PERIOD`, the newest first, and the hash `:costs:PERIOD` with the cost of
+-- each moment, and their `total`. `:turn` is the permit that has waited longest. No other permit is granted while it waits, so
+-- a program that takes a permit again and again does not keep others from it.
 
 local LONGEST_LEASE = 60000
 local TURN_EXPIRE = 3000 -- a permit that waits asks every 2 s at most
@@ -437,9 +437,11 @@ local function waits_since(limit, permit)
   return whole_number(string.match(redis.call('HGET', limit .. ':permits', permit) or '', '^~%d+ (%d+)$'))
 end
 
+local MOST_COMPARED = 100 -- callers that wait, among which the next one is looked for
+
 -- Returns the permit that has waited longest: `permit`, since `since`, or another one.
 local function longest_waiting(limit, permit, since, now)
-  for _, other in ipairs(redis.call('ZRANGE', limit .. ':waiting', '(' .. digits(now), '+inf', 'BYSCORE', 'LIMIT', 0, MOST_LISTED)) do
+  for _, other in ipairs(redis.call('ZRANGE', limit .. ':waiting', '(' .. digits(now), '+inf', 'BYSCORE', 'LIMIT', 0, MOST_COMPARED)) do
     local waits = waits_since(limit, other)
     if waits and waits < since then
       permit, since = other, waits
