@@ -1366,7 +1366,7 @@ class LimitedConsumer(HandlerConsumer):
             return
         if self._keeps_until is not None:
             self._refusals = 0
-            self.scheduler.keep_again_at = trio.current_time() + (0 if granted else KEEP_PAUSE)
+            self.scheduler.kept(0 if granted else KEEP_PAUSE)
         self._keeps_until = None
         self.reserve(-self.request.reserved)
         self.request.discarded()
@@ -1386,9 +1386,8 @@ class LimitedConsumer(HandlerConsumer):
         if not self.permits.watches:
             return False
         now = trio.current_time()
-        if self._keeps_until is None and self._refusals > REFUSALS and now >= self.scheduler.keep_again_at:
+        if self._keeps_until is None and self._refusals > REFUSALS and self.scheduler.may_keep(KEEP_PAUSE):
             self._keeps_until = now + KEEP_UNIT
-            self.scheduler.keep_again_at = inf  # one at a time
         return self._keeps_until is not None and now < self._keeps_until
 
     def on_room(self) -> bool:

@@ -349,7 +349,6 @@ class Scheduler:
         used: units that are in use.
         peak: the most that were in use since `reset_peak`.
         reported_full: by queue, the detector that logged that a handler waits for a job of this queue which cannot run.
-        keep_again_at: when a function that waits for permits may keep a unit, by the loop's clock.
         dispatch_soon: called when units have become free, for one `dispatch` in this turn of the loop.
     """
 
@@ -361,7 +360,7 @@ class Scheduler:
         self.peak: int = 0
         self.reported_full: dict[str, object] = {}
         self.dispatch_soon: Callable[[], None] = self.dispatch
-        self.keep_again_at: float = 0.0
+        self._keep_again_at = 0.0  # when a function that waits for permits may keep a unit
         self._reserved = 0
         self._virtual_clock = 0.0
         self._consumers: list[QueueConsumer] = []
@@ -431,6 +430,18 @@ class Scheduler:
         before, self.concurrency = self.concurrency, max(n, self.largest_run)
         if self.concurrency > before:
             self.dispatch_soon()
+
+    def may_keep(self, seconds: float) -> bool:
+        """Return True if a function that waits for permits may keep a unit now: one at a time, until `kept`, or for `seconds`."""
+        now = trio.current_time()
+        may = now >= self._keep_again_at
+        if may:
+            self._keep_again_at = now + seconds
+        return may
+
+    def kept(self, pause: float) -> None:
+        """A function keeps its unit no more. The next one may in `pause` seconds."""
+        self._keep_again_at = trio.current_time() + pause
 
     def be_quiet(self) -> None:
         """Claim nothing more until `resume`. Running tasks continue, and wake-ups are forwarded to other workers."""
