@@ -468,9 +468,14 @@ def move(
     def say(text: str) -> None:
         print(text, flush=True)
 
+    Move(*_sides(old, new), place, stored, say).run(only_check=check)
+
+
+def _sides(old: LinkSettings, new: LinkSettings) -> tuple[Side, Side]:
+    """Connect to both. The error of a new one that is lost while it takes over says how the old one accepts writes again."""
     here = Side(old)
     try:
-        there = Side(new)
+        return here, Side(new)
     except CommandFailed as error:
         if not _hands_over(here.info()):
             raise
@@ -478,7 +483,6 @@ def move(
             f"{error}. {here.name} waits for it to take over, and accepts no writes meanwhile. If the new server never comes "
             "back, send FAILOVER ABORT to the old one; otherwise run the same command again"
         ) from None
-    Move(here, there, place, stored, say).run(only_check=check)
 
 
 def _settings(to: str, connect: ConnectOptions) -> tuple[LinkSettings, LinkSettings]:
