@@ -472,7 +472,7 @@ def move(
 
 
 def _sides(old: LinkSettings, new: LinkSettings) -> tuple[Side, Side]:
-    """Connect to both servers. The error of a new one that is lost while it takes over says how the old one accepts writes again."""
+    """Connect to both. The error of a new one that is lost while it takes over says how the old one accepts writes again."""
     here = Side(old)
     try:
         return here, Side(new)
