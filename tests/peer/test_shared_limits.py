@@ -305,17 +305,18 @@ async def test_functions_that_name_the_same_limits_in_another_order_all_run(mesh
     one, two = worqr.Limit(1, name="one"), worqr.Limit(1, name="two")
     all_ran = trio.Event()
 
-    async def run(n: int) -> None:
-        nonlocal ran
-        await trio.sleep(0.005)
-        ran += 1
-        if ran == 40:
-            all_ran.set()
+    def declare(name: str, *limits: worqr.Limit) -> worqr.Function[[int], None]:
+        @mesh.task(name=name, limit=limits)
+        async def run(n: int) -> None:
+            nonlocal ran
+            await trio.sleep(0.005)
+            ran += 1
+            if ran == 40:
+                all_ran.set()
 
-    functions = [
-        mesh.task(run, name=f"of-{names}", limit=limits)
-        for names, limits in (("one-two", [one, two]), ("two-one", [two, one]))
-    ]
+        return run
+
+    functions = [declare("one-two", one, two), declare("two-one", two, one)]
     async with mesh.connect():
         for function in functions:
             await mesh.enqueue_many(function.call(n) for n in range(20))
