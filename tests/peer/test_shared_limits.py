@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 import worqr
 from tests.peer.conftest import NewMesh, mesh, new_mesh  # noqa: F401 - fixtures
@@ -22,7 +23,7 @@ from worqr.errors import UsageError
 from worqr.keys import LimitKeys
 from worqr.link import Link, LinkSettings
 from worqr.ops import PermitReply
-from worqr.peer.consumer import SharedLimit, StartPermits
+from worqr.peer.consumer import CROSSED, SharedLimit, StartPermits
 from worqr.peer.scheduler import Scheduler
 
 ONE = worqr.Limit(1, name="api")
@@ -300,6 +301,32 @@ async def test_a_cost_of_a_run_that_has_ended_is_not_kept() -> None:
     assert not permits._used
 
 
+async def test_a_function_that_gave_back_one_limit_for_another_asks_again_at_a_time_of_its_own(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Two that ask for the same limits in another order are woken by what the other one gives back."""
+    link, held, asked = PostedLink(), HeldPermits.__new__(HeldPermits), list[float]()
+    for name in ("note", "tell_other", "add", "remove"):
+        setattr(held, name, lambda *_: None)
+    limits = [SharedLimit(LimitKeys("p", name), "1", "", 1) for name in ("one", "two")]
+
+    def on_room() -> bool:
+        asked.append(trio.current_time())
+        return True
+
+    permits = StartPermits("q", cast("Link", link), held, limits, on_room)
+    permits.take(1, lambda _: None)
+    link.answers.pop()(PermitReply("ok", 1, ""), None)
+    link.answers.pop()(PermitReply("wait", 3000, ""), None)
+    permits._look()
+    assert permits.refused
+    assert not asked
+    assert trio.current_time() <= permits._ask_at <= trio.current_time() + CROSSED
+    await trio.sleep(CROSSED)
+    permits._look()
+    assert asked
+
+
 async def test_functions_that_name_the_same_limits_in_another_order_all_run(mesh: worqr.Mesh, server: Server) -> None:
     ran = 0
     one, two = worqr.Limit(1, name="one"), worqr.Limit(1, name="two")
@@ -317,10 +344,9 @@ async def test_functions_that_name_the_same_limits_in_another_order_all_run(mesh
         return run
 
     functions = [declare("one-two", one, two), declare("two-one", two, one)]
-    async with mesh.connect():
+    async with mesh.join(grace=0):
         for function in functions:
             await mesh.enqueue_many(function.call(n) for n in range(20))
-    async with mesh.join(grace=0):
         with trio.fail_after(PATIENCE):
             await all_ran.wait()
 

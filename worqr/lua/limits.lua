@@ -529,8 +529,7 @@ local function return_permit()
   assert(used == '' or is_digits(used), 'used must be a whole number')
   check_permits(limit, {})
   local cost, started = string.match(redis.call('HGET', limit .. ':permits', permit) or '', '^(%d+)(.*)$')
-  local first = redis.call('GET', limit .. ':turn') == permit
-  if first then
+  if redis.call('GET', limit .. ':turn') == permit then
     redis.call('DEL', limit .. ':turn')
   end
   redis.call('HDEL', limit .. ':permits', permit)

@@ -395,21 +395,31 @@ async def test_one_that_the_queue_refuses_costs_no_other_of_its_batch(
     assert caplog.text.count("'s4' cannot be fired") == 1
 
 
+def at_call(monkeypatch: pytest.MonkeyPatch, operation: str, number: int, act: Callable[[], None]) -> list[int]:
+    """Call `act` before the call of this number of an operation is made. Return a list that grows with each call."""
+    usual, calls = getattr(ops, operation), list[int]()
+
+    def called(*args: Any, **how: Any) -> Any:
+        calls.append(1)
+        if len(calls) == number:
+            act()
+        return usual(*args, **how)
+
+    monkeypatch.setattr(ops, operation, called)
+    return calls
+
+
+def is_away() -> None:
+    raise worqr.Unavailable("away", sent=None)
+
+
 async def test_a_server_that_goes_away_in_the_middle_of_a_herd_ends_no_leader(
     mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"s{n}" for n in range(600)]
     async with ticking(mesh) as ticker:
         nominal = await stored(mesh, registry, names, ago=1)
-        usual, pages = ops.tick_schedules, list[int]()
-
-        def failing(*args: Any, **how: Any) -> Any:
-            pages.append(1)
-            if len(pages) == 3:
-                raise worqr.Unavailable("away", sent=False)
-            return usual(*args, **how)
-
-        monkeypatch.setattr(ops, "tick_schedules", failing)
+        at_call(monkeypatch, "tick_schedules", 3, is_away)
         with pytest.raises(worqr.Unavailable):
             await ticker.tick_once()
         for _ in range(3):
@@ -423,18 +433,10 @@ async def test_a_herd_that_is_put_off_once_stays_on_time(
     mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedule_ticker, "POSTPONE_MS", 200)
-    usual, calls = ops.fire_schedules, list[int]()
-
-    def failing(*args: Any, **how: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            raise worqr.Unavailable("late", sent=True)
-        return usual(*args, **how)
-
     async with ticking(mesh) as ticker:
         ticker._term.caught_up_at -= 30
         nominal = await stored(mesh, registry, [f"s{n}" for n in range(600)], ago=20, misfire=0)
-        monkeypatch.setattr(ops, "fire_schedules", failing)
+        at_call(monkeypatch, "fire_schedules", 2, is_away)
         with trio.fail_after(PATIENCE):
             while {row.fired for row in registry.rows().values()} != {nominal}:
                 await ticker.tick_once()
@@ -447,19 +449,11 @@ async def test_a_herd_that_is_put_off_once_stays_on_time(
 async def test_a_herd_goes_on_after_a_lease_that_was_lost_for_a_moment(
     mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    usual, calls = ops.fire_schedules, list[int]()
     async with ticking(mesh) as ticker, trio.open_nursery() as nursery:
         lease = ticker._lease
-
-        def losing(*args: Any, **how: Any) -> Any:
-            calls.append(1)
-            if len(calls) == 3:
-                lease._until = 0.0
-            return usual(*args, **how)
-
         ticker._term.caught_up_at -= 12
         nominal = await stored(mesh, registry, [f"s{n}" for n in range(2000)], ago=11, misfire=0)
-        monkeypatch.setattr(ops, "fire_schedules", losing)
+        calls = at_call(monkeypatch, "fire_schedules", 3, lambda: setattr(lease, "_until", 0.0))
         nursery.start_soon(ticker.tick_forever)
         with trio.fail_after(PATIENCE):
             while len(calls) < 3 or ticker._term.leads_since is not None:
