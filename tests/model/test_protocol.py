@@ -1,4 +1,4 @@
-"""The protocol of DESIGN section 4, searched exhaustively: it keeps its promises, and each known mistake breaks one."""
+"""The protocol, searched exhaustively: it keeps its promises, and each known mistake breaks one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.model.leases import Leases
 from tests.model.limits import Limits
 from tests.model.members import Members
 from tests.model.producers import Producers
+from tests.model.races import Races
 from tests.model.search import Found, Model, search
 from tests.model.wakeups import Tokens, Wakeups
 from tests.model.workflows import (
@@ -34,7 +35,7 @@ MODELS: tuple[type[Model[Any]], ...] = (
     *(Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits, Lanes),
     *(Batches, CancelledBatches, ReopenedBatches, ClearedBatches, FollowUps),
     *(Workflows, CancelledWorkflows, FailingWorkflows, ReplacedWorkflows, RetriedWorkflows, DoubtfulWorkflows),
-    *(RewoundWorkflows, FailedAndRewoundWorkflows, EndedWaitWorkflows),
+    *(RewoundWorkflows, FailedAndRewoundWorkflows, EndedWaitWorkflows, Races),
 )
 LARGE = (
     FailingWorkflows,
