@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
+import random
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +18,7 @@ import worqr.lua
 from tests.ops.driver import part_of
 from tests.ops.scene import CALLS, NO_SCENE
 from tests.support.cases import of_each
+from tests.support.servers import Server
 from worqr import ops
 from worqr.cron import AHEAD_MS
 from worqr.keys import LimitKeys, QueueKeys, RegistryKeys
@@ -269,6 +272,30 @@ def test_no_trap_of_lua_or_redis_in_it(stem: str) -> None:
     assert "tostring" not in code, "digits() prints a number as it is"
     assert "cjson" not in code, "it mangles bytes and numbers"
     assert not re.search(r"redis\.(?:call|pcall)\([^')f]", code), "a command that nobody can grep"
+
+
+def test_digits_writes_each_number_as_it_is(server: Server) -> None:
+    """Also what does not fit into 32 bits, and what is no whole number."""
+    rng = random.Random(1)
+    edges = [10.0**n + more for n in range(19) for more in (-1, 0, 1)]
+    values = [
+        *edges,
+        2.0**53 - 1,
+        -1.0,
+        -(10.0**12),
+        0.5,
+        1.5,
+        1e9 + 0.5,
+        1e300,
+        math.inf,
+        *(rng.uniform(0, 2.0**53) // 1 for _ in range(1000)),
+    ]
+    code = (
+        shared()["digits"].code
+        + "\nlocal found = {} for i = 1, #ARGV do found[i] = digits(tonumber(ARGV[i])) end return found"
+    )
+    found = server.client().eval(code, 0, *(repr(value) for value in values))
+    assert [each.decode() for each in found] == [f"{value:.0f}" for value in values]
 
 
 def test_unpack_is_bounded() -> None:

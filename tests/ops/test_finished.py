@@ -329,6 +329,19 @@ def test_all_that_is_stored_of_a_tag_is_forgotten(desk: Desk) -> None:
     assert {name for name in left if re_personal(name)} == set()
 
 
+def test_one_call_that_forgets_reads_few_large_records(desk: Desk) -> None:
+    """Each is read as a whole."""
+    for name in ("a", "b", "c"):
+        finish(desk, desk.run("A", name, task=b"x" * 3_000_000, **keep(size=100_000_000, tags="red")))
+    first = desk.call(ops.forget_tagged(desk.q, "red"))
+    assert first is not None
+    assert (first.more, first.kept) == (True, 2)
+    last = desk.call(ops.forget_tagged(desk.q, "red", first.last))
+    assert last is not None
+    assert (last.more, last.kept) == (False, 1)
+    check(desk)
+
+
 def re_personal(name: str) -> bool:
     return name.startswith((":done", ":tag", ":result", ":older", ":aside", ":job", ":active", ":failed"))
 

@@ -582,6 +582,8 @@ local function drop_kept_job(base, number)
   return 1
 end
 
+local FORGOTTEN_BYTES = 4194304 -- of kept records, after which one call ends: it reads each of them as a whole
+
 -- forget_tagged: deletes all that is stored of the jobs of a tag, in steps: jobs that do not run, with what they have saved, kept
 -- jobs, results and dead letters. A run is cancelled, and nothing is kept at its end.
 -- ARGV[4] tag name
@@ -607,9 +609,12 @@ local function forget_tagged()
   elseif token then
     store_token(queue, token)
   end
-  local reply, ids, marked = {'more', last, 0, 0, 0, 0, 0}, {}, {}
-  for _, entry in ipairs(page) do
+  local reply, ids, marked, bytes, looked = {'more', last, 0, 0, 0, 0, 0}, {}, {}, 0, 0
+  while looked < #page and bytes < FORGOTTEN_BYTES do
+    looked = looked + 1
+    local entry = page[looked]
     local number, id = string.match(entry, '^(%d+) (.+)$')
+    bytes = bytes + (own(redis.pcall('STRLEN', queue .. ':done:' .. (number or ''))) or 0)
     local key, state = find_tagged(queue, entry, tag, false)
     local is_key = type(key) == 'string'
     if is_key and (string.find(key, queue .. ':active:', 1, true) == 1 or string.find(key, queue .. ':job:', 1, true) == 1) then
@@ -629,7 +634,7 @@ local function forget_tagged()
     end
     redis.call('ZREM', queue .. ':tag:' .. tag, entry)
   end
-  reply[1] = #page < budget and 'ok' or 'more'
+  reply[1] = looked < budget and looked == #page and 'ok' or 'more'
   request_cancels(queue, marked)
   count(queue, 'cancelled', #ids, ids)
   wake(queue, count_members(queue))
