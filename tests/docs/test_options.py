@@ -1,4 +1,4 @@
-"""The page docs/reference/options.md has every option, with its default and its bounds."""
+"""The pages docs/reference/options.md and retries.md have every option, with its default and its bounds."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from worqr.peer.scheduler import AUTO_MAX
 from worqr.policy import Policy
 
 PAGE = "options.md"
+RETRIES = "retries.md"
 FUNCTION = columns(PAGE, "Options of a function")
 DISPATCH = columns(PAGE, "Options of a dispatch")
 WORKER = columns(PAGE, "Options of a worker")
 MESH = columns(PAGE, "Options of a mesh")
 SCHEDULE = columns(PAGE, "Options of a schedule")
-POLICY = columns(PAGE, "Retry policy")
+POLICY = columns(RETRIES, "Retry policy")
 
 
 def literals(options: Mapping[str, Mapping[str, str]]) -> dict[str, object]:
@@ -106,14 +107,14 @@ def test_the_fields_of_the_retry_policy() -> None:
 
 
 def test_the_series_of_the_backoff() -> None:
-    series = [[float(cell) for cell in row[1:]] for row in rows(PAGE, "Retry policy", 1)]
+    series = [[float(cell) for cell in row[1:]] for row in rows(RETRIES, "Retry policy", 1)]
     assert series == [[each.backoff(times) for times in range(9)] for each in (Policy(), PATIENT)]
     minutes = sum(series[0]) / 60
-    assert f"has waited {minutes:g} minutes" in section(PAGE, "Retry policy")
+    assert f"has waited {minutes:g} minutes" in section(RETRIES, "Retry policy")
 
 
 def test_the_arguments_of_retry() -> None:
-    found = columns(PAGE, "Retry")
+    found = columns(RETRIES, "Retry")
     assert literals(found) == defaults_of(worqr.Retry)
 
 

@@ -213,7 +213,7 @@ def test_every_key_and_channel_is_on_the_page() -> None:
     there = shapes(QueueKeys("worqr", "Q1"), arguments) | shapes(RegistryKeys("worqr"), arguments)
     there |= shapes(BatchKeys(QueueKeys("worqr", "Q1")), {"id": "ID", "token": "TOKEN"})
     there |= shapes(LimitKeys("worqr", "Q1"), {"period": "MS"})
-    text = (REFERENCE / "wire.md").read_text("utf-8")
+    text = "".join((REFERENCE / page).read_text("utf-8") for page in ("wire.md", "wire-queues.md"))
     assert {key for key in there - {"", "{worqr}"} if f"`{key}`" not in text} == set()
     written = {end for script in all_scripts() for end in re.findall(r"\.\. '(:[a-z_]+)'", script.text)}
     written -= {":held", ":waiting", ":permits", ":turn", ":free"}  # of a named limit
