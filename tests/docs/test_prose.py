@@ -18,6 +18,11 @@ def test_all_pages_pass() -> None:
     assert prose.main([]) == 0
 
 
+def test_no_page_has_more_than_3000_words_but_those_that_are_generated() -> None:
+    pages = {path.stem: len(path.read_text("utf-8").split()) for path in (prose.ROOT / "docs").rglob("*.md")}
+    assert {name for name, words in pages.items() if words > 3000} <= {"cli", "log-events"}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     {
