@@ -193,6 +193,17 @@ class Excuses:
         away = sum(span.overlap(run.ended, at) for name in (run.peer, None) for span in self._unreachable.get(name, ()))
         return "left while the server was away" if at - run.ended - away <= SLACK + SAID_WITHIN else None
 
+    def never_ended(self, run: Run) -> str | None:
+        """A thread ends with its process. A peer that leaves waits a few seconds for one that waits for an absent server."""
+        at = self._history.left.get(run.peer)
+        if at is None or run.queue not in NOT_KILLED:
+            return None
+        begin = self._history.leaving.get(run.peer, at)
+        is_away = any(
+            span.overlap(begin, at) > 0 for name in (run.peer, None) for span in self._unreachable.get(name, ())
+        )
+        return "left while the server was away" if is_away else None
+
     def _left_before_it_knew(self, run: Run, until: float) -> str | None:
         """Its worker was declared dead while the server was away for it, and its peer left without a new registration."""
         at = self._history.left.get(run.peer)
@@ -207,7 +218,6 @@ class Excuses:
     def _ended_after_grace(self, run: Run, until: float) -> str | None:
         """Threads and processes that have not ended when their leaving peer's grace is over: their tasks are given back. The peer
         notices their end later than the ledger.
-        end later than the ledger.
         """
         at = self._history.leaving.get(run.peer)
         if at is None or run.queue not in NOT_KILLED or run.answer == "ok":

@@ -150,10 +150,12 @@ def over_rate(case: Case) -> Iterator[Violation]:
 
 def still_running(case: Case) -> Iterator[Violation]:
     """Every run ends, unless its process was killed."""
+    rule = "a run did not end"
     for (queue, task), runs in case.history.runs.items():
         for run in runs:
-            if run.ended is None and run.peer not in case.history.killed:
-                yield violation("a run did not end", f"{queue} {task}: {told(run)}", run)
+            hangs = run.ended is None and run.peer not in case.history.killed
+            if hangs and not case.explain(rule, case.excuses.never_ended(run)):
+                yield violation(rule, f"{queue} {task}: {told(run)}", run)
 
 
 def lost_workers(case: Case) -> Iterator[Violation]:

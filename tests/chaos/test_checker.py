@@ -744,6 +744,18 @@ def test_only_a_clock_that_ends_the_wait_as_well_excuses_one_that_outlives_its_w
     assert ("a wait outlived its workflow" in rules_broken(story)) is broken
 
 
+@pytest.mark.parametrize(("queue", "why"), [("thread", "server down"), ("thread", "latency"), ("raw", "server down")])
+def test_only_a_thread_may_have_no_end_whose_peer_left_while_the_server_was_away(queue: str, why: str) -> None:
+    story = correct()
+    story.send(40, queue, "hangs")
+    story.run(41, queue, "hangs", None)
+    story.world(55, "trouble", begin=42, end=52, who=None, why=why)
+    story.add("peer-1", 43, "leaving", grace=0.2)
+    story.add("peer-1", 49, "left")
+    story.run(53, queue, "hangs", peer="peer-3")
+    assert ("a run did not end" in rules_broken(story)) is ((queue, why) != ("thread", "server down"))
+
+
 def test_a_cut_connection_does_not_excuse_a_dead_worker() -> None:
     story = correct()
     story.world(39, "trouble", begin=39, end=39.0, who="peer-1", why="connection killed")
