@@ -605,6 +605,23 @@ async def test_a_drain_that_ran_out_of_patience_cancels_what_is_held(
         assert (await q.tasks())[::-1] == [b"a", b"b", b"c"]
 
 
+async def test_a_block_that_came_to_its_end_when_a_drain_cancelled_it_is_finished(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_runner, "UNWIND_WITHIN", PATIENCE)  # nobody takes so long, whatever the machine does
+    q, done = mesh.queue("Q1"), list[bytes]()
+    async with mesh.join() as peer, peer.work("Q1") as claims, trio.open_nursery() as nursery:
+        await q.enqueue(b"a")
+        async with await anext(claims) as claim:
+            nursery.start_soon(peer.drain, 0)
+            with trio.CancelScope(shield=True):  # as in a thread: nothing cancels it
+                await claim.wait_cancelled()
+            done.append(claim.task)
+        assert claim.cancel_reason == "leaving"
+    async with mesh.connect():
+        assert (await finished(q), await q.tasks(), done) == (1, [], [b"a"])
+
+
 async def test_work_and_serve_refuse_a_queue_that_is_served(mesh: worqr.Mesh) -> None:
     async with mesh.join() as peer:
         async with peer.work("Q1"):

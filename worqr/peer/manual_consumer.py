@@ -176,7 +176,9 @@ class Claim(Context):
         if self._held.settled:
             return ended_by_cancel
         try:
-            if error is None or ended_by_cancel:
+            if error is None:
+                await self._end(None, returned=True)
+            elif ended_by_cancel:
                 await self._end(None)
             elif is_a(error, Exception) or is_a(error, Snooze):
                 await self._end(error)
@@ -188,8 +190,8 @@ class Claim(Context):
             emit(logger, "claim.lost", text, queue=self.queue, job=self.id)
         return error is not None
 
-    async def _end(self, error: BaseException | None) -> None:
-        """Settle as the run of a handler would be settled."""
+    async def _end(self, error: BaseException | None, *, returned: bool = False) -> None:
+        """Settle as the run of a handler would be settled. `returned`: the block came to its end."""
         if self.cancel_reason == "lost":
             self._owner.release(self)
             self._owner.count(self._held, "lost")
@@ -204,7 +206,7 @@ class Claim(Context):
                 log_failure(self._held, decision)
             self._held.forget_errors()
             self._check(await self._settle(call, None if is_snooze else "raised"), "retried")
-        elif self.cancel_reason == "leaving":
+        elif self.cancel_reason == "leaving" and not returned:
             self._owner.give_back([self])
         else:
             await self.finish()
