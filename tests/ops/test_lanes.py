@@ -418,6 +418,13 @@ def test_a_retry_in_front_of_a_strict_lane_may_be_brought_forward(desk: Desk) ->
     assert (heard, wrong(desk), ids(desk.start("A", 1))) == ([(":wake:A", b"1")], [], ["a1"])
 
 
+def test_a_retry_in_front_of_a_strict_lane_may_be_run_now(desk: Desk) -> None:
+    waits_for_its_retry(desk, "a2")
+    with desk.listening(desk.q.wake_channel("A")) as heard:
+        assert desk.call(ops.promote_jobs(desk.q, ["a1", "a2"])) == 1
+    assert (heard, wrong(desk), ids(desk.start("A", 1))) == ([(":wake:A", b"1")], [], ["a1"])
+
+
 def test_a_due_job_goes_into_its_lane(desk: Desk) -> None:
     declare(desk, limit="1")
     fill(desk, "a", "a1")
