@@ -16,6 +16,7 @@ from tests.peer.tools import QUICK, Runs, at_most, eventually, serving, spying, 
 from tests.support.leaks import dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
+from worqr.ops import MAX_ITEMS
 from worqr.peer import consumer_runner
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
@@ -382,6 +383,19 @@ async def test_a_batch_tells_which_claims_were_lost(mesh: worqr.Mesh, server: Se
         with pytest.raises(worqr.ClaimLost):
             await lost[1].finish()
         assert peer._engine.scheduler.running == 0
+
+
+async def test_many_claims_are_finished_although_their_finish_is_cancelled(mesh: worqr.Mesh) -> None:
+    q, number = mesh.queue("Q1"), MAX_ITEMS + 1
+    async with mesh.join(concurrency=number) as peer, peer.work("Q1") as claims:
+        await q.enqueue(*numbers(number))
+        held = list[worqr.Claim]()
+        while len(held) < number:
+            held += await claims.take(number - len(held))
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await claims.finish(held)
+        await eventually(lambda: finished(q), number)
 
 
 # Blocks
