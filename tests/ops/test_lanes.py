@@ -703,6 +703,22 @@ def test_a_lane_may_be_full(desk: Desk) -> None:
     assert wrong(desk) == []
 
 
+@pytest.mark.parametrize("leave", ["cancelled", "put off"])
+def test_a_job_that_waits_in_a_lane_no_more_takes_no_room_there(desk: Desk, leave: str) -> None:
+    declare(desk)
+    desk.call(ops.set_lane(desk.q, "a", "pause", "why"))
+    fill(desk, "a", "a1", "a2", max_lane_length=2)
+    if leave == "cancelled":
+        desk.call(ops.cancel_job(desk.q, "a1", "why"))
+    else:
+        desk.dispatch("a1", lane="a", run_at=desk.now() + MINUTE)
+    assert rows_of(desk)["a"].waiting == 1
+    fill(desk, "a", "a3", max_lane_length=2)
+    assert desk.dispatch("a4", lane="a", max_lane_length=2).outcome == "full"
+    desk.call(ops.set_lane(desk.q, "a", "resume"))
+    assert (ids(desk.start("A", 9)), wrong(desk)) == (["a2", "a3"], [])
+
+
 # Random stories
 
 

@@ -232,6 +232,9 @@ local function cancel_queued(base, id, ttl, reason)
   end
   if kept[1] == 'waiting' or kept[1] == 'suspended' and holds_lane(base, kept[3], id) then
     add_stale(base, 1)
+    if kept[3] then
+      note_gone(base, kept[3], id)
+    end
   end
   redis.call('ZREM', base .. ':due', id)
   redis.call('ZREM', base .. ':suspended', id)
@@ -436,7 +439,7 @@ local function refusal(base, o, seen, more)
     end
   end
   local full = o.max_length and queued_length(base) + more >= o.max_length or o.max_lane_length and o.lane
-    and lane_length(lane_list(base, o.lane, redis.call('HGET', base .. ':lanes', 'epoch'))) >= o.max_lane_length
+    and lane_waiting(base, o.lane) >= o.max_lane_length
   if seen.job then
     return nil
   elseif not full then
@@ -510,6 +513,9 @@ local function move_to_due_time(base, id, kept, run_at, now, front)
     redis.call('ZREM', base .. ':due', id)
   end
   local fields = redis.call('HMGET', base .. ':job:' .. id, 'suspect', 'lane')
+  if fields[2] and kept.state == 'waiting' then
+    note_gone(base, fields[2], id)
+  end
   local ready = enqueue_job(base, id, run_at, now, front, fields[1], fields[2])
   if fields[2] and kept.state == 'waiting' then
     job_left_lane(base, fields[2], id, now)
