@@ -520,6 +520,22 @@ async def test_a_block_that_is_cancelled_cancels_its_batch_although_the_connecti
         assert await _ended(other, batch.id)
 
 
+async def test_a_block_that_is_cancelled_at_its_end_cancels_its_batch(shop: Shop) -> None:
+    async with shop.mesh.connect():
+        with trio.CancelScope() as scope:
+            async with shop.mesh.batch() as batch:
+                await batch.dispatch(shop.work.options(delay=600).call(1))
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert (await batch.info()).cancel_reason == "its block ended with Cancelled"
+        await batch.cancel()
+        await eventually(lambda: _state(batch), "ended")
+
+
+async def _state(batch: worqr.Batch) -> str:
+    return (await batch.info()).state
+
+
 async def _ended(mesh: worqr.Mesh, name: str) -> bool:
     async with mesh.join():
         return (await mesh.queue("work").batch(name).wait(PATIENCE)).cancelled == 1

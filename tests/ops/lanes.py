@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tests.ops.driver import Desk
+from tests.ops.driver import Desk, reference
 from worqr import ops
 from worqr.keys import MARKER, LaneKeys
 from worqr.ops import LaneRow
@@ -33,6 +33,12 @@ def _wrong(desk: Desk, keys: LaneKeys, ring_may_be_full: bool) -> Iterator[str]:
         yield f"{set(lists)} have tasks, {names} are named"
     if sum(lists.values()) != int(state.get("waiting", 0)):
         yield f"{sum(lists.values())} references are in lanes, {state.get('waiting', 0)} are counted"
+    gone = {name.removeprefix("gone:"): int(n) for name, n in state.items() if name.startswith("gone:")}
+    for lane, length in lists.items():
+        if length - gone.get(lane, 0) != _waiting(desk, keys.tasks(lane, int(state.get("epoch", 0))), lane):
+            yield f"of the {length} references of lane {lane!r}, {gone.get(lane, 0)} are noted as left over"
+    if gone.keys() - lists.keys():
+        yield f"{gone} are left over, the lists are {lists}"
     counted = Counter(claims.values())
     if dict(counted) != {lane: int(n) for lane, n in running.items()}:
         yield f"running counts {running}, the claims say {dict(counted)}"
@@ -80,6 +86,13 @@ def _lists(desk: Desk, keys: LaneKeys, epoch: int) -> dict[str, int]:
     pattern = re.sub(r"([\[\]*?\\])", r"\\\1", stem) + "*"
     found = desk.client.scan_iter(match=pattern, count=10_000)
     return {key.decode().removeprefix(stem): desk.client.llen(key) for key in found}
+
+
+def _waiting(desk: Desk, key: str, lane: str) -> int:
+    """How many jobs wait in the list of a lane, or are suspended there."""
+    ids = {item.removeprefix(reference("")).decode() for item in desk.client.lrange(key, 0, -1)}
+    found = [desk.client.hmget(desk.q.job(each), "state", "lane") for each in ids]
+    return sum(state in {b"waiting", b"suspended"} and name == lane.encode() for state, name in found)
 
 
 def _opens_soon(desk: Desk, keys: LaneKeys, lane: str) -> bool:

@@ -99,6 +99,13 @@ def test_an_id_that_a_batch_has_is_refused(desk: Desk) -> None:
     assert batch.row().facts["token"] == TOKEN
 
 
+def test_a_batch_that_its_producer_opens_once_more_is_the_same(desk: Desk) -> None:
+    opened(desk)
+    call = ops.open_batch(desk.q, "b", TOKEN, open_for_ms=1, keep_ms=1, facts={})
+    with desk.nothing_happens():
+        assert desk.send(call) == [b"ok"]
+
+
 @pytest.mark.parametrize(
     "facts",
     [

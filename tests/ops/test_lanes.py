@@ -418,6 +418,13 @@ def test_a_retry_in_front_of_a_strict_lane_may_be_brought_forward(desk: Desk) ->
     assert (heard, wrong(desk), ids(desk.start("A", 1))) == ([(":wake:A", b"1")], [], ["a1"])
 
 
+def test_a_retry_in_front_of_a_strict_lane_may_be_run_now(desk: Desk) -> None:
+    waits_for_its_retry(desk, "a2")
+    with desk.listening(desk.q.wake_channel("A")) as heard:
+        assert desk.call(ops.promote_jobs(desk.q, ["a1", "a2"])) == 1
+    assert (heard, wrong(desk), ids(desk.start("A", 1))) == ([(":wake:A", b"1")], [], ["a1"])
+
+
 def test_a_due_job_goes_into_its_lane(desk: Desk) -> None:
     declare(desk, limit="1")
     fill(desk, "a", "a1")
@@ -694,6 +701,22 @@ def test_a_lane_may_be_full(desk: Desk) -> None:
     assert desk.dispatch("a3", lane="a", max_lane_length=2).outcome == "full"
     fill(desk, "b", "b1", max_lane_length=2)
     assert wrong(desk) == []
+
+
+@pytest.mark.parametrize("leave", ["cancelled", "put off"])
+def test_a_job_that_waits_in_a_lane_no_more_takes_no_room_there(desk: Desk, leave: str) -> None:
+    declare(desk)
+    desk.call(ops.set_lane(desk.q, "a", "pause", "why"))
+    fill(desk, "a", "a1", "a2", max_lane_length=2)
+    if leave == "cancelled":
+        desk.call(ops.cancel_job(desk.q, "a1", "why"))
+    else:
+        desk.dispatch("a1", lane="a", run_at=desk.now() + MINUTE)
+    assert rows_of(desk)["a"].waiting == 1
+    fill(desk, "a", "a3", max_lane_length=2)
+    assert desk.dispatch("a4", lane="a", max_lane_length=2).outcome == "full"
+    desk.call(ops.set_lane(desk.q, "a", "resume"))
+    assert (ids(desk.start("A", 9)), wrong(desk)) == (["a2", "a3"], [])
 
 
 # Random stories

@@ -306,7 +306,7 @@ def test_a_pause_may_end_by_itself(desk: Desk) -> None:
         desk.call(ops.pause(desk.q, "why", 250))
     assert heard == [(":due", b"250 " + desk.q.base.encode())]
     started = desk.start("A", 5)
-    assert (started.status, started.entries, desk.state()[":hungry"]) == ("limited", [], {"A"})
+    assert (started.status, started.entries, desk.state()[":hungry"]) == ("resting", [], {"A"})
     found = desk.call(ops.inspect(desk.q))
     assert (found.room, found.paused) == (0, "why")
     assert found.next_in_ms is not None

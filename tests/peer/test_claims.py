@@ -16,6 +16,7 @@ from tests.peer.tools import QUICK, Runs, at_most, eventually, serving, spying, 
 from tests.support.leaks import dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
+from worqr.ops import MAX_ITEMS
 from worqr.peer import consumer_runner
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
@@ -384,6 +385,19 @@ async def test_a_batch_tells_which_claims_were_lost(mesh: worqr.Mesh, server: Se
         assert peer._engine.scheduler.running == 0
 
 
+async def test_many_claims_are_finished_although_their_finish_is_cancelled(mesh: worqr.Mesh) -> None:
+    q, number = mesh.queue("Q1"), MAX_ITEMS + 1
+    async with mesh.join(concurrency=number) as peer, peer.work("Q1") as claims:
+        await q.enqueue(*numbers(number))
+        held = list[worqr.Claim]()
+        while len(held) < number:
+            held += await claims.take(number - len(held))
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await claims.finish(held)
+        await eventually(lambda: finished(q), number)
+
+
 # Blocks
 
 
@@ -603,6 +617,23 @@ async def test_a_drain_that_ran_out_of_patience_cancels_what_is_held(
         assert reasons[0] == ("block", "leaving")
         assert reasons[1][0] == "loose" and reasons[1][1] in {"leaving", "lost"}
         assert (await q.tasks())[::-1] == [b"a", b"b", b"c"]
+
+
+async def test_a_block_that_came_to_its_end_when_a_drain_cancelled_it_is_finished(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_runner, "UNWIND_WITHIN", PATIENCE)  # nobody takes so long, whatever the machine does
+    q, done = mesh.queue("Q1"), list[bytes]()
+    async with mesh.join() as peer, peer.work("Q1") as claims, trio.open_nursery() as nursery:
+        await q.enqueue(b"a")
+        async with await anext(claims) as claim:
+            nursery.start_soon(peer.drain, 0)
+            with trio.CancelScope(shield=True):  # as in a thread: nothing cancels it
+                await claim.wait_cancelled()
+            done.append(claim.task)
+        assert claim.cancel_reason == "leaving"
+    async with mesh.connect():
+        assert (await finished(q), await q.tasks(), done) == (1, [], [b"a"])
 
 
 async def test_work_and_serve_refuse_a_queue_that_is_served(mesh: worqr.Mesh) -> None:

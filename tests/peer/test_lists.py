@@ -512,12 +512,13 @@ async def test_a_call_that_is_cancelled_while_it_waits_never_runs(mesh: worqr.Me
         await until(lambda: peer.health().room == 100)
 
 
-async def test_what_waits_goes_back_when_the_queue_is_paused(mesh: worqr.Mesh) -> None:
+@pytest.mark.parametrize("duration", [None, PATIENCE])
+async def test_what_waits_goes_back_when_the_queue_is_paused(mesh: worqr.Mesh, duration: float | None) -> None:
     handler = Lists()
     async with taking(mesh, handler, batch_wait=0.3) as peer:
         await mesh.queue("Q1").enqueue(b"a", b"b")
         await eventually(partial(running, mesh), 2)
-        await mesh.queue("Q1").pause()
+        await mesh.queue("Q1").pause(duration=duration)
         await eventually(partial(waiting, mesh), 2)
         await until(lambda: peer.health().room == 100)
         assert handler.lists == []

@@ -750,7 +750,12 @@ async def batch_block(batch: OpenBatch) -> AsyncGenerator[OpenBatch]:
     except BaseException as error:
         await batch.abandon(error)
         raise
-    await batch.seal()
+    try:
+        await batch.seal()
+    except BaseException as error:
+        if not isinstance(error, Exception):  # a cancellation: the seal may not have been sent
+            await batch.abandon(error)
+        raise
 
 
 # Batches that exist: a handle of one by its id or of the batch that a run belongs to, and the list of those of a queue.

@@ -781,7 +781,7 @@ end
 -- ARGV[9..] facts names and values: then and otherwise (base of the queue), on_failed (cancel), meta (JSON); and for a follow-up in this
 --   queue then_options and otherwise_options (msgpack map), then_task and otherwise_task (bytes): another one holds its own, see
 --   hold_follow_ups
--- RETURNS ok | exists | closed (the part of the parent: open it again) | late
+-- RETURNS ok | exists (with another token) | closed (the part of the parent: open it again) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- GROUP makes
 -- NUMBERED
@@ -825,8 +825,8 @@ local function open_batch()
         .. ' of a batch needs options and a task, and one of another queue has none here')
     end
   end
-  if redis.call('HLEN', batch) > 0 then
-    return {'exists'}
+  if redis.call('HLEN', batch) > 0 then -- of its producer, an addition may have been given up before the reply
+    return {redis.call('HGET', batch, 'token') == token and 'ok' or 'exists'}
   end
   local outer = parent ~= '' and cmsgpack.unpack(parent)
   if outer and not is_batch(outer) then

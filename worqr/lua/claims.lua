@@ -614,6 +614,11 @@ local function may_take(start)
     and start.bytes < start.max_bytes
 end
 
+-- Returns the word for a start that may take no more, for whose tasks there is so much `room`.
+local function why_no_more(base, room)
+  return room == 0 and redis.call('EXISTS', base .. ':paused') == 1 and 'resting' or 'limited'
+end
+
 -- Takes up to `most` tasks of the list, which is that of a `lane` (nil: of none). Returns the last status of claim_one, how many
 -- items were taken from the list, and the id of a suspect. Stops at a suspect of a lane.
 local function take(start, list, most, lane)
@@ -765,9 +770,9 @@ end
 -- ARGV[3] wanted tasks, 0: only pass a wake-up on
 -- ARGV[4] max_bytes bytes of payload after which no further task is taken
 -- ARGV[5] max_skipped references without a record that are skipped at most
--- RETURNS ok first entry... | short first hungry entry... | limited first hungry entry... | paused | late | not_serving;
---   short: no task is left. limited: a limit, or a pause that ends by itself, allows no more. In both cases the worker joined
---   the waiting workers; hungry is their number. paused: the queue is paused until it is resumed;
+-- RETURNS ok first entry... | short first hungry entry... | limited first hungry entry... | resting first hungry | paused | late |
+--   not_serving; short: no task is left. limited: a limit allows no more. resting: a pause that ends by itself allows none. In these
+--   cases the worker joined the waiting workers; hungry is their number. paused: the queue is paused until it is resumed;
 --   claims are first, first + 1, ...; an entry is the payload, or for a job the names and values of its record and its id;
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
@@ -842,7 +847,7 @@ local function start_tasks()
   end
   if exhausted or (taken < wanted and #mine >= room) then
     redis.call('SADD', hungry, worker)
-    reply[1] = exhausted and 'short' or 'limited'
+    reply[1] = exhausted and 'short' or why_no_more(queue, room)
     table.insert(reply, 3, redis.call('SCARD', hungry))
   end
   wake(queue, count_members(queue)) -- of jobs that have expired

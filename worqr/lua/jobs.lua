@@ -232,6 +232,9 @@ local function cancel_queued(base, id, ttl, reason)
   end
   if kept[1] == 'waiting' or kept[1] == 'suspended' and holds_lane(base, kept[3], id) then
     add_stale(base, 1)
+    if kept[3] then
+      note_gone(base, kept[3], id)
+    end
   end
   redis.call('ZREM', base .. ':due', id)
   redis.call('ZREM', base .. ':suspended', id)
@@ -436,7 +439,7 @@ local function refusal(base, o, seen, more)
     end
   end
   local full = o.max_length and queued_length(base) + more >= o.max_length or o.max_lane_length and o.lane
-    and lane_length(lane_list(base, o.lane, redis.call('HGET', base .. ':lanes', 'epoch'))) >= o.max_lane_length
+    and lane_waiting(base, o.lane) >= o.max_lane_length
   if seen.job then
     return nil
   elseif not full then
@@ -510,6 +513,9 @@ local function move_to_due_time(base, id, kept, run_at, now, front)
     redis.call('ZREM', base .. ':due', id)
   end
   local fields = redis.call('HMGET', base .. ':job:' .. id, 'suspect', 'lane')
+  if fields[2] and kept.state == 'waiting' then
+    note_gone(base, fields[2], id)
+  end
   local ready = enqueue_job(base, id, run_at, now, front, fields[1], fields[2])
   if fields[2] and kept.state == 'waiting' then
     job_left_lane(base, fields[2], id, now)
@@ -944,11 +950,20 @@ local function promote_due()
   return {'ok', pushed, next_in, needs_relay(queue, now)}
 end
 
+-- True if the waiting job `id` holds its strict lane until it is retried at `run_at`, which is later.
+local function holds_lane_until(base, id, lane, run_at, now)
+  return whole_number(run_at, 0, LATEST) > now and holds_lane(base, lane, id)
+end
+
 -- Puts the job `id`, which is due, suspended or in line, into the queue now. Returns how many tasks became claimable.
 local function stand_in_line(base, id, state, now)
-  local kept = redis.call('HMGET', base .. ':job:' .. id, 'suspect', 'lane')
+  local kept = redis.call('HMGET', base .. ':job:' .. id, 'suspect', 'lane', 'run_at')
   if state == 'suspended' then
     return wake_suspended(base, id, now)
+  elseif state == 'waiting' and holds_lane_until(base, id, kept[2], kept[3], now) then
+    redis.call('HSET', base .. ':job:' .. id, 'run_at', digits(now))
+    notify(base, id, 'waiting')
+    return retry_now(base, id, now)
   elseif state ~= 'due' or redis.call('ZREM', base .. ':due', id) == 0 then
     notify(base, id, 'event')
     return 0
@@ -957,8 +972,8 @@ local function stand_in_line(base, id, state, now)
   return enqueue_job(base, id, 0, now, false, kept[1], kept[2])
 end
 
--- promote_jobs: makes scheduled jobs due now and puts them at the back of the queue, in the order of their names. A job that is
--- not scheduled stays as it is.
+-- promote_jobs: makes scheduled jobs due now and puts them at the back of the queue, in the order of their names. A job that waits
+-- in front of a strict lane for its next try stays there, and is due now, too. Any other job stays as it is.
 -- ARGV[4..] ids of the jobs, 1000 at most
 -- RETURNS ok promoted | late
 -- RESEND safe: the reply is stored under the producer's number
@@ -972,9 +987,10 @@ local function promote_jobs()
   local promoted, ready, now = 0, 0, now_ms()
   for i = 4, #ARGV do
     local id = ARGV[i]
-    local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'state'))
-    if kept and kept[1] == 'due' and redis.call('ZSCORE', due, id) then
-      ready = ready + stand_in_line(queue, id, 'due', now)
+    local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'state', 'lane', 'run_at')) or {}
+    if kept[1] == 'due' and redis.call('ZSCORE', due, id)
+      or kept[1] == 'waiting' and holds_lane_until(queue, id, kept[2], kept[3], now) then
+      ready = ready + stand_in_line(queue, id, kept[1], now)
       promoted = promoted + 1
     end
   end

@@ -6,7 +6,8 @@
 -- `:lanes:opens` has the moments (ms) at which time alone may let a lane start, and `:lanes:names` the lanes with tasks.
 -- `:lanes:claims` has the lane of each claim, and of each suspect that waits (a colon and its id): it has its place already.
 -- `:lanes:running` counts these for each lane. `:lane:EPOCH:LANE` is the list of a lane; a clearing begins a new epoch.
--- The hash `:lanes` has the epoch, how many references the lists have (`waiting`), and the state of the turns.
+-- The hash `:lanes` has the epoch, how many references the lists have (`waiting`), how many of these are left over in a lane from
+-- jobs that do not wait there any more (`gone:LANE`), and the state of the turns.
 -- `:lanes:rules` has what workers declare (`declared ...`), and for each lane what an operator sets (`weight:LANE`, `limit:LANE`,
 -- `pause:LANE`, which begins with the ms at which it ends, 0 for never).
 
@@ -33,6 +34,26 @@ local function lane_length(list)
     redis.call('DEL', list)
   end
   return length or 0
+end
+
+-- Returns how many tasks wait in a lane: the length of its list, without the references of jobs that do not wait there any more.
+local function lane_waiting(base, lane)
+  local kept = redis.call('HMGET', base .. ':lanes', 'epoch', 'gone:' .. lane)
+  return math.max(0, lane_length(lane_list(base, lane, kept[1])) - whole_number(kept[2], 0))
+end
+
+-- Adds `n` (may be negative) to the references of a lane whose jobs do not wait there any more.
+local function add_gone(base, lane, n)
+  local field = 'gone:' .. lane
+  local gone = whole_number(redis.call('HGET', base .. ':lanes', field), 0) + n
+  set_field(base .. ':lanes', field, gone > 0 and digits(gone) or nil)
+end
+
+-- Notes that the waiting job `id` leaves its lane, and its reference stays. A suspect that has its place has no reference there.
+local function note_gone(base, lane, id)
+  if redis.call('HEXISTS', base .. ':lanes:claims', ':' .. id) == 0 then
+    add_gone(base, lane, 1)
+  end
 end
 
 -- Returns the names of the fields of `:lanes:rules` that rule the lane, as rules_of takes their values.
@@ -181,6 +202,7 @@ local function file_lane(base, lane, now, rules)
   end
   if not room then
     redis.call('ZREM', names, lane)
+    redis.call('HDEL', base .. ':lanes', 'gone:' .. lane)
   elseif before ~= ring and before ~= held then
     redis.call('ZADD', names, 0, lane)
   end
@@ -205,6 +227,7 @@ local function take_from_lane(base, lane, n, now)
   if n > 0 then
     add_to(base .. ':lanes', 'waiting', -n)
     add_stale(base, -n)
+    add_gone(base, lane, -n)
     file_lane(base, lane, now)
     drop_idle_lanes(base)
   end
@@ -426,14 +449,14 @@ end
 
 -- Takes lanes that have nothing more to start now out of the ring: those without tasks, and those held by their concurrency.
 local function leave_ring_together(base, turns, visits)
-  local lanes, weights, empty, held, idle = {}, 0, {}, {}, {}
+  local lanes, weights, empty, gone, held, idle = {}, 0, {}, {}, {}, {}
   for _, visit in ipairs(visits) do
     lanes[#lanes + 1], weights = visit.lane, weights + visit.rules.weight
     local kept = visit.left > 0 and held or visit.turn > turns.clock and idle
     if kept then
       kept[#kept + 1], kept[#kept + 2] = visit.turn, visit.lane
     end
-    empty[#empty + 1] = visit.left == 0 and visit.lane or nil
+    empty[#empty + 1], gone[#gone + 1] = visit.left == 0 and visit.lane or nil, visit.left == 0 and 'gone:' .. visit.lane or nil
   end
   if #lanes > 0 then
     redis.call('ZREM', base .. ':lanes:ring', unpack(lanes))
@@ -447,6 +470,7 @@ local function leave_ring_together(base, turns, visits)
   end
   if #empty > 0 then
     redis.call('ZREM', base .. ':lanes:names', unpack(empty))
+    redis.call('HDEL', base .. ':lanes', unpack(gone))
   end
 end
 
@@ -542,11 +566,14 @@ end
 -- Takes tasks of the `lane`, whose turn it is. A suspect moves to the suspects, with its place in the lane. Returns the status of
 -- the last one.
 local function visit_lane(start, turns, lane, turn)
-  local visit, claims, before = visit_of(start, turns, lane), turns.claims, #start.mine
+  local visit, claims, before, skipped = visit_of(start, turns, lane), turns.claims, #start.mine, start.skipped
   local status, items, suspect = 'empty', 0, nil
   turns.next = turns.next + 1
   if visit.left > 0 then
     status, items, suspect = take(start, visit.list, math.min(turns.quantum, visit.room), lane)
+  end
+  if start.skipped > skipped then
+    add_gone(start.base, lane, skipped - start.skipped)
   end
   for i = before + 1, #start.mine do
     claims[#claims + 1], claims[#claims + 2] = start.mine[i], lane
@@ -705,7 +732,7 @@ end
 -- or have rules of an operator, at most as many as a page has.
 -- ARGV[1] after name of the last lane of the page before, empty for the first page
 -- ARGV[2] limit lanes
--- RETURNS ok lane... | more lane...; a lane is name, waiting references, running, weight, limits (text), paused (false or the
+-- RETURNS ok lane... | more lane...; a lane is name, waiting, running, weight, limits (text), paused (false or the
 --   reason), opens_in (ms until time lets it start, -1: not known), held (1: none of its tasks may start now)
 -- RESEND safe: it only reads
 -- FLAGS no-writes
@@ -718,7 +745,8 @@ local function list_lanes()
   local epoch = own(redis.pcall('HGET', queue .. ':lanes', 'epoch')) or false
   local function list(lane)
     local of, tasks = tolerant(function() return lane_rules(queue, lane) end) or rules_of(), lane_list(queue, lane, epoch)
-    local waiting = own(redis.pcall('LLEN', tasks)) or 0
+    local gone = whole_number(own(redis.pcall('HGET', queue .. ':lanes', 'gone:' .. lane)), 0)
+    local waiting = math.max(0, (own(redis.pcall('LLEN', tasks)) or 0) - gone)
     local room, opens_at = tolerant(function() return lane_room(queue, lane, of, tasks, now) end)
     local paused = of.paused_until and (of.paused_until == 0 or of.paused_until > now) and of.reason or false
     reply[#reply + 1] = {lane, waiting, whole_number(own(redis.pcall('HGET', running, lane)), 0), of.weight,

@@ -247,7 +247,11 @@ local function clear_lanes(base)
   if redis.call('EXISTS', base .. ':lanes:names') == 1 then
     redis.call('RENAME', base .. ':lanes:names', base .. ':trash:lanes')
     redis.call('DEL', base .. ':lanes:ring', base .. ':lanes:held')
-    redis.call('HDEL', lanes, 'waiting', 'weights')
+    for _, field in ipairs(redis.call('HKEYS', lanes)) do
+      if field == 'waiting' or field == 'weights' or string.find(field, '^gone:') then
+        redis.call('HDEL', lanes, field)
+      end
+    end
     add_to(lanes, 'epoch', 1)
   end
 end
@@ -344,7 +348,7 @@ local function has_room(base, wish, length, promised, now)
   if bound and not bound_allows(bound, length, promised[''], tasks, brief) then
     return false
   elseif lane_bound then
-    local waiting = lane_length(lane_list(base, lane, redis.call('HGET', base .. ':lanes', 'epoch')))
+    local waiting = lane_waiting(base, lane)
     if not bound_allows(lane_bound, waiting, promised[lane] or 0, tasks, brief) then
       return false
     end

@@ -41,9 +41,9 @@ from worqr.stored_values import finite, stored_word, whole
 class StartReply:
     """Reply of start_tasks: its status word, the first claim's fence number, and one entry per claim.
 
-    With the words `short` and `limited`, it has the number of workers that wait for tasks of this queue, including this one. An
-    entry is the payload of a plain task; for a job, the names and values of its record, then its id; None for a claim that is
-    gone.
+    With the words `short`, `limited` and `resting`, it has the number of workers that wait for tasks of this queue, including
+    this one. An entry is the payload of a plain task; for a job, the names and values of its record, then its id; None for a
+    claim that is gone.
     """
 
     status: str
@@ -109,7 +109,7 @@ def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Comma
 
     def read(reply: Reply) -> StartReply:
         word = text(reply[0])
-        if word in {"short", "limited"}:
+        if word in {"short", "limited", "resting"}:
             return StartReply(word, int(reply[1]), reply[3:], int(reply[2]))
         return StartReply(word, int(reply[1]) if len(reply) > 1 else 0, reply[2:])
 

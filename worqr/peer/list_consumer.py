@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from math import ceil, inf
+from math import ceil
 from time import monotonic
 from typing import Any, ClassVar, cast
 
@@ -158,7 +158,7 @@ class ListConsumer(HandlerConsumer):
 
     def _use(self, registration: Registration, started: StartReply) -> None:
         super()._use(registration, started)
-        if self.request.workers_waiting == inf:
+        if started.status in {"paused", "resting"}:
             self.give_back_unstarted()  # the queue is paused: what has not begun must not begin
         self._close_due()
 

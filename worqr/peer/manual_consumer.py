@@ -176,7 +176,9 @@ class Claim(Context):
         if self._held.settled:
             return ended_by_cancel
         try:
-            if error is None or ended_by_cancel:
+            if error is None:
+                await self._end(None, returned=True)
+            elif ended_by_cancel:
                 await self._end(None)
             elif is_a(error, Exception) or is_a(error, Snooze):
                 await self._end(error)
@@ -188,8 +190,8 @@ class Claim(Context):
             emit(logger, "claim.lost", text, queue=self.queue, job=self.id)
         return error is not None
 
-    async def _end(self, error: BaseException | None) -> None:
-        """Settle as the run of a handler would be settled."""
+    async def _end(self, error: BaseException | None, *, returned: bool = False) -> None:
+        """Settle as the run of a handler would be settled. `returned`: the block came to its end."""
         if self.cancel_reason == "lost":
             self._owner.release(self)
             self._owner.count(self._held, "lost")
@@ -204,7 +206,7 @@ class Claim(Context):
                 log_failure(self._held, decision)
             self._held.forget_errors()
             self._check(await self._settle(call, None if is_snooze else "raised"), "retried")
-        elif self.cancel_reason == "leaving":
+        elif self.cancel_reason == "leaving" and not returned:
             self._owner.give_back([self])
         else:
             await self.finish()
@@ -242,6 +244,30 @@ class Claim(Context):
 
 # The private fields of Claim are hidden from users, not from this module.
 # pyright: reportPrivateUsage=false
+
+
+class Answer:
+    """The reply to a settle: its value, or the error."""
+
+    def __init__(self) -> None:
+        self._done = trio.Event()
+        self._value: Any = None
+        self._failure: Exception | None = None
+
+    def deliver(self, value: Any, failure: Exception | None) -> None:
+        """Note the reply."""
+        self._value, self._failure = value, failure
+        self._done.set()
+
+    async def wait(self, patience: float) -> Any:
+        """Wait up to `patience` seconds for the reply, and return or raise what it says."""
+        with trio.move_on_after(patience):
+            await self._done.wait()
+        if not self._done.is_set():
+            raise Unavailable(f"no answer within {patience:g} s; it will be sent until there is one", sent=None)
+        if self._failure is not None:
+            raise self._failure
+        return self._value
 
 
 class ManualConsumer(QueueConsumer):
@@ -342,23 +368,13 @@ class ManualConsumer(QueueConsumer):
 
     async def send(self, claims: Sequence[int], make: Make, registration: Registration) -> Any:
         """Send a settle and wait for the reply. It is repeated until the server accepts it or the worker id is dead."""
-        done = trio.Event()
-        answers: list[tuple[Any, Exception | None]] = []
+        return await self._post(claims, make, registration).wait(self._services.link.settings.patience)
 
-        def deliver(value: Any, failure: Exception | None) -> None:
-            answers.append((value, failure))
-            done.set()
-
-        self._settles.send(self.keys, registration, claims, make, deliver)
-        patience = self._services.link.settings.patience
-        with trio.move_on_after(patience):
-            await done.wait()
-        if not answers:
-            raise Unavailable(f"no answer within {patience:g} s; it will be sent until there is one", sent=None)
-        value, failure = answers[0]
-        if failure is not None:
-            raise failure
-        return value
+    def _post(self, claims: Sequence[int], make: Make, registration: Registration) -> Answer:
+        """Send a settle, as `send` does, and return its reply to come."""
+        answer = Answer()
+        self._settles.send(self.keys, registration, claims, make, answer.deliver)
+        return answer
 
     async def finish(self, claims: Sequence[Claim], results: Mapping[int, Result] | None = None) -> list[Claim]:
         """Finish claims; return those that were lost."""
@@ -373,18 +389,20 @@ class ManualConsumer(QueueConsumer):
                 self.count(claim._held, "lost")
             else:
                 alive.setdefault(claim._held.registration, []).append(claim)
+        sent: list[tuple[Sequence[Claim], Answer]] = []
         for registration, held in alive.items():
             self._services.settler.counter.returned(self, [claim._held for claim in held])
+            make = finisher(self, registration, results or {})
             for start in range(0, len(held), MAX_ITEMS):
-                lost += await self._finish_some(registration, held[start : start + MAX_ITEMS], results)
+                some = held[start : start + MAX_ITEMS]
+                sent.append((some, self._post([claim.fence for claim in some], make, registration)))
+        for some, answer in sent:  # all were sent before: whoever waits may be cancelled, or get an error
+            lost += await self._lost_of(some, answer)
         return lost
 
-    async def _finish_some(
-        self, registration: Registration, claims: Sequence[Claim], results: Mapping[int, Result] | None
-    ) -> list[Claim]:
-        make = finisher(self, registration, results or {})
+    async def _lost_of(self, claims: Sequence[Claim], answer: Answer) -> list[Claim]:
         try:
-            ended = await self.send([claim.fence for claim in claims], make, registration)
+            ended = await answer.wait(self._services.link.settings.patience)
         except ClaimLost:
             return list(claims)
         return [claim for claim in claims if ended.get(claim.fence) == "lost"]
