@@ -441,6 +441,27 @@ async def test_a_failed_child_is_tried_again_unless_something_was_stored_after_i
     assert start(far, desk, after=child) == "created"
 
 
+async def test_a_wait_for_jobs_of_which_one_is_tried_again_is_open_again(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk)
+    suspend(desk, held, ONE)
+    child = ran(far)
+    far.call(ops.fail_task(far.q, "B", child, BOOM))
+    await relay(desk, far)
+    [held] = desk.take("A", 1)
+    kept = int(active(desk)["saved_size"])
+    desk.fail("A", held)
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    [held] = desk.take("A", 1)
+    note(desk, held, PACK)
+    assert suspend(desk, held, ONE).status == "suspended"
+    assert int(job_of(desk)["saved_size"]) == kept - KIB
+    end(desk, child + 1)
+    [held] = desk.take("A", 1)
+    assert active(desk)[f"end:{ONE.key}"].startswith("ended ")
+
+
 def test_a_failed_step_is_tried_again_unless_something_was_stored_after_it(desk: Desk) -> None:
     for later in (False, True):
         held = workflow(desk)

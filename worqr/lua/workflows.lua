@@ -147,6 +147,16 @@ local function bind_waits(key, now)
   store_open(key, left)
 end
 
+-- Forgets in the record `key` that a wait for children has ended, if one of them is tried again: after a put-back, it has no end.
+local function reopen_children(key, wait)
+  local ended = wait.kind == 'children' and redis.call('HGET', key, 'end:' .. wait.key)
+  if ended and string.find(ended, '^ended ') and not all_ended(key, wait.about) then
+    local size = whole_number(redis.call('HGET', key, 'saved_size'), 0) - STEP_BYTES
+    redis.call('HDEL', key, 'end:' .. wait.key)
+    redis.call('HSET', key, 'saved_size', digits(math.max(0, size)))
+  end
+end
+
 -- Replaces the open waits of the record `key` by those of this suspension. One that is repeated keeps its beginning and its deadline.
 -- Returns the keys of those that are new.
 local function replace_waits(key, waits, now)
@@ -155,6 +165,7 @@ local function replace_waits(key, waits, now)
     repeated[name] = false
   end
   for _, wait in ipairs(waits) do
+    reopen_children(key, wait)
     local kind, began, deadline = read_wait(key, wait.key)
     local goes_on, is_open = kind == wait.kind, redis.call('HEXISTS', key, 'end:' .. wait.key) == 0
     new[#new + 1] = is_open and repeated[wait.key] == nil and wait.key or nil
