@@ -19,7 +19,7 @@ from tests.peer.tools import QUICK, eventually, until
 from tests.peer.workflow_jobs import Approval, dying, keeping, registry
 from tests.support.patience import PATIENCE
 from worqr.client.producer import Producer
-from worqr.peer import steps
+from worqr.peer import durable, steps
 
 if TYPE_CHECKING:
     from tests.peer.conftest import NewMesh
@@ -380,6 +380,63 @@ async def test_a_run_is_not_suspended_while_another_task_of_it_works(new_mesh: N
         await suspended(job)
         assert done.is_set()
         assert await approved(job) == ADA
+
+
+async def test_on_asyncio_a_short_sleep_ends_although_another_task_of_the_run_waits(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "QUIET", 0.05)
+    mesh, runs = new_mesh(), list[int]()
+
+    async def remind() -> None:
+        await worqr.sleep(0.5)
+        await worqr.step("remind", asyncio.sleep, 0)
+        runs.append(worqr.current().run)
+
+    @mesh.workflow(name="fulfil", result_ttl=60, runs_in="asyncio")
+    async def fulfil() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(remind())
+            group.create_task(worqr.wait_for("approved", Approval))
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        assert runs == [1]
+        await job.send("approved", ADA)
+        await job.result(PATIENCE)
+
+
+async def test_on_asyncio_jobs_are_sent_although_another_task_of_the_run_waits(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "QUIET", 0.05)
+    mesh, send, packed = new_mesh(), Producer.dispatch_many, trio.Event()
+
+    async def is_slow(*args: Any) -> Any:
+        await asyncio.sleep(0.5)
+        return await send(*args)
+
+    monkeypatch.setattr(Producer, "dispatch_many", is_slow)
+
+    @mesh.task(name="pack")
+    async def pack() -> None:
+        packed.set()
+
+    @mesh.workflow(name="fulfil", result_ttl=60, runs_in="asyncio")
+    async def fulfil() -> None:
+        async def packing() -> None:
+            await pack.run()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(packing())
+            group.create_task(worqr.wait_for("approved", Approval))
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        with trio.fail_after(PATIENCE):
+            await packed.wait()
+        await job.cancel()
 
 
 async def test_an_event_that_comes_while_the_run_unwinds_is_not_lost(new_mesh: NewMesh) -> None:

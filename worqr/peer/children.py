@@ -122,7 +122,7 @@ class Children:
         """Send the jobs that were started since the last call. While a queue of them is full, wait for room."""
         if not self._unsent:
             return
-        with self._taken() as unsent:
+        with self._flow.busy(), self._taken() as unsent:
             noted = self._flow.run.host.note_children(self._flow.run, [await self._child(each) for each in unsent])
             await wait_done(noted)
             for client, calls in self._calls(unsent, noted.result()):

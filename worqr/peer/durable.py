@@ -159,6 +159,15 @@ class Flow:
             self._last_call = time.monotonic()
 
     @contextmanager
+    def busy(self) -> Generator[None]:
+        """Keep the run from being suspended while a task of it does what no other one can see, as on asyncio."""
+        self.step_began()
+        try:
+            yield
+        finally:
+            self.step_ended()
+
+    @contextmanager
     def outside_steps(self) -> Generator[None]:
         """Let the run be suspended while a step only waits for its next try."""
         self.step_ended()
@@ -548,7 +557,8 @@ async def _slept(flow: Flow, key: str, wait: Wait) -> None:
     elif (short := _in_memory(wait)) is None:
         await flow.park(wait)
     else:
-        await sleep_here(short)
+        with flow.busy():
+            await sleep_here(short)
 
 
 def _slept_now(flow: Flow, key: str, wait: Wait) -> None:
