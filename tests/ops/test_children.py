@@ -474,6 +474,22 @@ def test_a_failed_step_is_tried_again_unless_something_was_stored_after_it(desk:
         desk.call(ops.cancel_job(desk.q, "x", "why"))
 
 
+def test_a_step_that_is_tried_again_waits_anew_between_its_tries(desk: Desk) -> None:
+    held = workflow(desk)
+    desk.call(ops.save_state(desk.q, "A", held, 1, "charge", b'["Late","no"]'))
+    for step in ("charge", "charge #2"):
+        assert suspend(desk, held, Wait(f"retry of {step} #1", "sleep", at_ms=1)).status == "ready"
+    desk.call(ops.save_state(desk.q, "A", held, 0, "charge", b'failed ["Late","no","",""]'))
+    desk.fail("A", held)
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    found = job_of(desk)
+    assert {name for name in found if name.startswith(("wait:", "end:"))} == {
+        "wait:retry of charge #2 #1",
+        "end:retry of charge #2 #1",
+    }
+    assert found["saved_size"] == str(KIB)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

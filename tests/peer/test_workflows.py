@@ -731,6 +731,26 @@ async def test_a_workflow_whose_step_has_waited_for_its_next_try_goes_on_to_make
     assert "workflow.drift" not in caplog.text
 
 
+async def test_a_step_that_is_tried_again_after_a_put_back_holds_no_slot_between_its_tries(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.step(name="charge", retry=worqr.RetryPolicy(max_failures=2, min_backoff=3600, max_backoff=3600))
+    async def charge() -> None:
+        raise ValueError("no")
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        await charge()
+
+    async with mesh.join():
+        for again in (False, True):
+            job = fulfil.job("o") if again else await fulfil.options(id="o").dispatch()
+            await suspended(job)
+            assert await job.end_wait("retry of charge {} #1")
+            await failure_of(job)
+            assert await (fulfil.queue.failed.drop("o") if again else fulfil.queue.failed.retry("o"))
+
+
 async def test_a_step_in_a_thread_that_has_failed_for_good_ends_the_job(new_mesh: NewMesh) -> None:
     mesh, calls = new_mesh(), list[str]()
 
