@@ -248,6 +248,14 @@ def end(
     desk.call(ops.store_end(desk.q, source, "x", life, key, number, outcome, b"none "))
 
 
+def test_ready_brings_the_ends_of_the_children_too(desk: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK, "other")
+    end(desk, held + 1)
+    assert suspend(desk, held, ONE, BOTH._replace(key="both")).ends.keys() == {f"end:{ONE.key}", f"end:{PACK}"}
+    assert suspend(desk, held, BOTH._replace(key="both")).status == "suspended"
+
+
 def test_the_first_end_counts_and_no_other(desk: Desk) -> None:
     held = workflow(desk)
     note(desk, held, PACK)

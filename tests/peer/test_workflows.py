@@ -915,6 +915,35 @@ async def test_a_job_that_could_not_be_sent_is_sent_by_the_next_wait(
         assert await (await fulfil.dispatch()).result(PATIENCE) == 7
 
 
+async def test_jobs_that_have_ended_before_the_run_is_suspended_are_known_to_each_task_of_the_next_one(
+    new_mesh: NewMesh,
+) -> None:
+    mesh, packed = new_mesh(), list[int]()
+
+    @mesh.task(name="pack")
+    async def pack(line: int) -> int:
+        packed.append(line)
+        return line
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> int:
+        jobs, found = [pack.run(line) for line in (1, 2)], list[int]()
+
+        async def take(job: Any) -> None:
+            found.append(await job)
+
+        async with trio.open_nursery() as nursery:
+            for job in jobs:
+                nursery.start_soon(take, job)
+            await until(lambda: len(packed) == 2)
+            await trio.sleep(0.5)  # their ends are in the record of the workflow then
+        assert set(found) == {1, 2}
+        return worqr.current().run
+
+    async with mesh.join():
+        assert await (await fulfil.dispatch()).result(PATIENCE) == 1
+
+
 async def test_a_workflow_that_a_schedule_has_started_starts_each_job_once(new_mesh: NewMesh) -> None:
     mesh, packed = new_mesh(), list[int]()
 

@@ -197,17 +197,24 @@ local function note_waits(key, new, number, now)
   write_hash(key, times)
 end
 
--- Returns the reply `ready` with the names and values of the stored ends of these waits: also of those that a run asks for again,
--- though it could know them. Returns nil if none has ended.
+-- Returns the reply `ready` with the names and values of the stored ends of these waits, and of the children of which they are: also
+-- of those that a run asks for again, though it could know them. Returns nil if no wait has ended.
 local function ready_reply(key, waits)
-  local ends = {'ready'}
-  for _, wait in ipairs(waits) do
-    local fact = redis.call('HGET', key, 'end:' .. wait.key)
+  local ends, told, is_ready = {'ready'}, {}, false
+  local function tell(name)
+    local fact = not told[name] and redis.call('HGET', key, 'end:' .. name)
     if fact then
-      ends[#ends + 1], ends[#ends + 2] = 'end:' .. wait.key, fact
+      ends[#ends + 1], ends[#ends + 2], told[name] = 'end:' .. name, fact, true
     end
   end
-  return #ends > 1 and ends or nil
+  for _, wait in ipairs(waits) do
+    tell(wait.key)
+    is_ready = is_ready or told[wait.key]
+    for child in string.gmatch((wait.kind == 'children' or wait.kind == 'first') and wait.about or '', '[^\n]+') do
+      tell(child)
+    end
+  end
+  return is_ready and ends or nil
 end
 
 -- Returns the earliest deadline of the open waits of the record `key`, or the end of its life; LATEST if there is none.
@@ -332,7 +339,7 @@ end
 -- ARGV[4..] waits msgpack of an array of texts: key, kind (event, sleep, children: all of them, first: one of them), name of the event or
 --   empty, about (the schema of the event, or the keys of the children, one a line), deadline (ms since 1970, +MS from now on, - for
 --   none); 1 to 1,000 of them
--- RETURNS ready field... (names and values of the waits that have ended, in turn) | suspended | full (more is kept, or waited for,
+-- RETURNS ready field... (names and values of the ends of the waits, and of their children, in turn) | suspended | full (more is kept, or waited for,
 --   than a job may) | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim; a wait that has ended stays as it is, and ready is returned again
 -- GROUP ends
