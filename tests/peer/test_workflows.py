@@ -944,6 +944,44 @@ async def test_jobs_that_have_ended_before_the_run_is_suspended_are_known_to_eac
         assert await (await fulfil.dispatch()).result(PATIENCE) == 1
 
 
+@pytest.mark.parametrize("place", ["loop", "asyncio"])
+async def test_a_job_that_another_task_could_not_send_is_sent_all_the_same(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch, place: Any
+) -> None:
+    mesh, send, failures = new_mesh(), Producer.dispatch_many, [worqr.Unavailable("away")]
+
+    async def fails_once(*args: Any) -> Any:
+        if failures:
+            await (trio.sleep if place == "loop" else asyncio.sleep)(0.05)
+            raise failures.pop()
+        return await send(*args)
+
+    monkeypatch.setattr(Producer, "dispatch_many", fails_once)
+
+    @mesh.task(name="pack")
+    async def pack(line: int) -> int:
+        return line
+
+    @mesh.workflow(name="fulfil", result_ttl=60, runs_in=place)
+    async def fulfil() -> list[int]:
+        jobs, found = [pack.run(line) for line in (1, 2)], list[int]()
+
+        async def take(job: Any) -> None:
+            with contextlib.suppress(worqr.Unavailable):
+                found.append(await job)
+
+        if place == "loop":
+            async with trio.open_nursery() as nursery:
+                for job in jobs:
+                    nursery.start_soon(take, job)
+        else:
+            await asyncio.gather(*map(take, jobs))
+        return found
+
+    async with mesh.join():
+        assert set(await (await fulfil.dispatch()).result(PATIENCE)) & {1, 2}
+
+
 async def test_a_workflow_that_a_schedule_has_started_starts_each_job_once(new_mesh: NewMesh) -> None:
     mesh, packed = new_mesh(), list[int]()
 

@@ -59,6 +59,11 @@ class Children:
         self._flow = flow
         self._unsent: list[_Unsent] = []
 
+    @property
+    def unsent(self) -> bool:
+        """There are jobs that were started, and that nobody is sending."""
+        return bool(self._unsent)
+
     def check_place(self, call: Call[Any], *, is_strict: bool) -> None:
         """Check where a job would stand. `is_strict`: the lanes of its queue run one task after the other.
 

@@ -190,11 +190,10 @@ class Flow:
         Raises:
             UsageError: the wait is inside a time limit of the application.
         """
-        await self.children.send()
-        if trio.lowlevel.in_trio_task():
-            await self._park_in_trio(wait)
-        else:
-            await self._park_in_asyncio(wait)
+        here = self._park_in_trio if trio.lowlevel.in_trio_task() else self._park_in_asyncio
+        while True:
+            await self.children.send()
+            await here(wait)  # returns if another task of the run could not send its jobs
 
     def park_now(self, wait: Wait) -> None:
         """Suspend a run in a thread or a process; never returns.
@@ -219,7 +218,7 @@ class Flow:
             pause, busy_at = FIRST_LOOK, time.monotonic() + BUSY_AFTER
             while not self.suspending:
                 if self._root is None or _all_parked(self._root, self._parked):
-                    self._suspend()
+                    self._suspend_if_sent()
                     break
                 with trio.move_on_after(pause):
                     await woken.wait()
@@ -237,7 +236,7 @@ class Flow:
             pause, busy_at = FIRST_LOOK, time.monotonic() + BUSY_AFTER
             while not self.suspending:
                 if self._is_quiet():
-                    self._suspend()
+                    self._suspend_if_sent()
                     break
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause):
@@ -276,6 +275,10 @@ class Flow:
                 self._parked.pop(task, None)
                 if not self.suspending:
                     self._waits.pop(wait.key, None)
+
+    def _suspend_if_sent(self) -> None:
+        if not self.children.unsent:
+            self._suspend()
 
     def _suspend(self) -> None:
         """Suspend the run: cancel its handler, and wake the parked tasks that a cancellation does not reach."""
