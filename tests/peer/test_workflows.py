@@ -599,6 +599,19 @@ async def test_calls_of_one_task_are_numbered_and_those_of_two_need_names(new_me
         assert "two tasks of this run call 'count" in await failure_of(await two.dispatch())
 
 
+async def test_a_run_that_waits_for_too_much_at_the_same_time_fails(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60, keep_failed=0)
+    async def fulfil() -> None:
+        async with trio.open_nursery() as nursery:
+            for n in range(1001):
+                nursery.start_soon(worqr.wait_for, f"line {n}", int)
+
+    async with mesh.join():
+        assert "a run may wait for 1,000" in await failure_of(await fulfil.dispatch())
+
+
 async def test_a_wait_inside_a_time_limit_is_refused(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

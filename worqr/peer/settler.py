@@ -53,6 +53,12 @@ TIMEOUT: Final = "Timeout"
 """The type of the error of a run that took too long."""
 
 
+TOO_MANY: Final = (
+    "the workflow waits for {:,} things at the same time, and a run may wait for {:,}: wait for some after the others, or in "
+    "jobs that it starts"
+)
+
+
 class Settler:
     """Ends claims.
 
@@ -133,6 +139,9 @@ class Settler:
             self.fail_run(run, Swallowed(SWALLOWED))
             return False
         waits, progress = run.suspension
+        if len(waits) > MAX_ITEMS:
+            self.fail_run(run, Failure(TOO_MANY.format(len(waits), MAX_ITEMS)))
+            return False
         run.settle()
 
         def make(_: object) -> Command[Suspended]:
