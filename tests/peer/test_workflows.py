@@ -744,6 +744,26 @@ async def test_a_workflow_whose_step_has_waited_for_its_next_try_goes_on_to_make
     assert "workflow.drift" not in caplog.text
 
 
+async def test_a_step_waits_for_its_next_try_whatever_its_arguments_are(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.step(name="ask", retry=worqr.RetryPolicy(max_failures=2, min_backoff=3600, max_backoff=3600))
+    async def ask(question: str) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(worqr.UsageError, match="control characters"):
+        ask.named("two\nlines")
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        await ask("why\x7f")
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        await job.cancel()
+
+
 async def test_a_step_that_is_tried_again_after_a_put_back_holds_no_slot_between_its_tries(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

@@ -132,7 +132,11 @@ class Flow:
         """Return True if arguments in the name of a call must not be stored, because the mesh has a codec. A job that began
         without one goes on with the names that it has.
         """
-        return self.run.host.hides_arguments and not any(map(self._state.has, (key, self.children.name_of(key))))
+        return self.run.host.hides_arguments and not self.stores(key)
+
+    def stores(self, key: str) -> bool:
+        """Return True if an earlier run has stored something under this name."""
+        return any(map(self._state.has, (key, self.children.name_of(key))))
 
     def give_back(self, key: str) -> None:
         """Note that a call has stored nothing, so the next equal call of the task gets its key."""
