@@ -1015,6 +1015,33 @@ async def test_a_job_that_another_task_could_not_send_is_sent_all_the_same(
         assert set(await (await fulfil.dispatch()).result(PATIENCE)) & {1, 2}
 
 
+@pytest.mark.parametrize("place", ["loop", "thread"])
+async def test_a_workflow_starts_as_many_jobs_as_it_can_keep(new_mesh: NewMesh, place: Any) -> None:
+    mesh = new_mesh()
+
+    @mesh.task(name="pack")
+    async def pack(line: int) -> None: ...
+
+    def start(number: int) -> None:
+        for line in range(number):
+            pack.run(line)
+
+    @mesh.workflow(name="fulfil", result_ttl=60, keep_failed=0)
+    async def on_the_loop(number: int) -> None:
+        start(number)
+
+    @mesh.workflow(name="fulfil in a thread", result_ttl=60, keep_failed=0)
+    def in_a_thread(number: int) -> None:
+        start(number)
+
+    function = on_the_loop if place == "loop" else in_a_thread
+    async with mesh.join():
+        await (await function.dispatch(1001)).result(PATIENCE)
+        assert "cannot start 1025 more jobs" in await failure_of(await function.dispatch(1025))
+        while await pack.queue.count():
+            await trio.sleep(0.05)
+
+
 async def test_a_workflow_that_a_schedule_has_started_starts_each_job_once(new_mesh: NewMesh) -> None:
     mesh, packed = new_mesh(), list[int]()
 
