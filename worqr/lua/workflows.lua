@@ -553,7 +553,12 @@ local function refuse_event()
   local ended = redis.call('HGET', active, 'end:' .. key) or ''
   local value = string.match(ended, '^value %d+ %d+ (.*)$')
   if value then
-    local open = open_waits(redis.call('HGET', active, 'open') or nil)
+    local open, _, _, _, event = open_waits(redis.call('HGET', active, 'open') or nil), read_wait(active, key)
+    local before = redis.call('HGET', active, 'refused:' .. key)
+    if before then
+      local size = whole_number(redis.call('HGET', active, 'saved_size'), 0) - saved_bytes(event or '', #before)
+      redis.call('HSET', active, 'saved_size', digits(math.max(0, size)))
+    end
     open[#open + 1] = key
     redis.call('HSET', active, 'refused:' .. key, value)
     redis.call('HDEL', active, 'end:' .. key)
