@@ -764,6 +764,27 @@ async def test_a_step_waits_for_its_next_try_whatever_its_arguments_are(new_mesh
         await job.cancel()
 
 
+async def test_a_run_that_keeps_its_claim_has_got_further_by_its_wait(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    @mesh.workflow(name="fulfil", result_ttl=60, retry=worqr.RetryPolicy(retry_for=3, min_backoff=0.5, max_backoff=0.5))
+    async def fulfil() -> None:
+        calls.append("run")
+        if len(calls) == 1:
+            await trio.sleep(2.5)
+            raise ValueError("before the wait")
+        await worqr.wait_for("go", int)
+        if "waited" not in calls:
+            calls.append("waited")
+            await trio.sleep(0.6)
+            raise ValueError("after the wait")
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await job.send("go", 1)
+        await job.result(PATIENCE)
+
+
 async def test_a_step_that_is_tried_again_after_a_put_back_holds_no_slot_between_its_tries(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 
