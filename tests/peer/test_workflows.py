@@ -785,6 +785,50 @@ async def test_a_run_that_keeps_its_claim_has_got_further_by_its_wait(new_mesh: 
         await job.result(PATIENCE)
 
 
+@pytest.mark.parametrize("place", ["loop", "thread"])
+async def test_a_step_that_the_handler_calls_again_after_an_error_is_the_same_step(
+    new_mesh: NewMesh, place: Any
+) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    def pay() -> str:
+        calls.append("charge")
+        if len(calls) == 1:
+            raise ConnectionError("away")
+        return "paid"
+
+    @mesh.step(name="charge")
+    async def charge() -> str:
+        return pay()
+
+    @mesh.step(name="charge in a thread")
+    def charge_now() -> str:
+        return pay()
+
+    @mesh.workflow(name="on the loop", result_ttl=60)
+    async def on_the_loop() -> str:
+        try:
+            paid = await charge()
+        except ConnectionError:
+            paid = await charge()
+        await worqr.wait_for("approved", Approval)
+        return paid
+
+    @mesh.workflow(name="in a thread", result_ttl=60)
+    def in_a_thread() -> str:
+        try:
+            paid = charge_now()
+        except ConnectionError:
+            paid = charge_now()
+        worqr.wait_for_now("approved", Approval)
+        return paid
+
+    function = on_the_loop if place == "loop" else in_a_thread
+    async with mesh.join():
+        assert await approved(await function.dispatch()) == "paid"
+    assert calls == ["charge", "charge"]
+
+
 async def test_a_step_that_is_tried_again_after_a_put_back_holds_no_slot_between_its_tries(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

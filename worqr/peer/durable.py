@@ -184,7 +184,24 @@ class Flow:
         self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], policy: Policy | None
     ) -> Any:
         """Take a step: return its result, or for an async function the coroutine that returns it."""
-        return (take_step if is_async(fn) else take_step_now)(key, fn, args, kwargs, policy)
+        if is_async(fn):
+            return self._step(key, fn, args, kwargs, policy)
+        with self._giving_back(key):
+            return take_step_now(key, fn, args, kwargs, policy)
+
+    async def _step(self, key: str, fn: Callable[..., Any], *given: Any) -> Any:
+        with self._giving_back(key):
+            return await take_step(key, fn, *given)
+
+    @contextmanager
+    def _giving_back(self, key: str) -> Generator[None]:
+        """Give the key of a step back that raises and has stored nothing: the handler may call it again."""
+        try:
+            yield
+        except BaseException:
+            if not self._state.has_step(key):
+                self.give_back(key)
+            raise
 
     # Waiting
 
