@@ -829,6 +829,25 @@ async def test_a_step_that_the_handler_calls_again_after_an_error_is_the_same_st
     assert calls == ["charge", "charge"]
 
 
+async def test_a_step_that_is_told_to_wait_waits_before_its_next_try(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    @mesh.step(name="ask", retry=worqr.RetryPolicy(max_failures=3, min_backoff=0))
+    async def ask() -> None:
+        calls.append("ask")
+        raise worqr.RateLimited(3600)
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        await ask()
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        await job.cancel()
+    assert calls == ["ask"]
+
+
 async def test_a_step_that_is_tried_again_after_a_put_back_holds_no_slot_between_its_tries(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 
