@@ -612,6 +612,18 @@ async def test_a_run_that_waits_for_too_much_at_the_same_time_fails(new_mesh: Ne
         assert "a run may wait for 1,000" in await failure_of(await fulfil.dispatch())
 
 
+@pytest.mark.parametrize("names", [("go #2", "go", "go"), ("go", "go", "go #2")])
+async def test_two_calls_never_have_one_name(new_mesh: NewMesh, names: tuple[str, ...]) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60, keep_failed=0, retry=worqr.RetryPolicy(max_failures=1))
+    async def fulfil() -> list[int | None]:
+        return [await worqr.wait_for(name, int, timeout=0) for name in names]
+
+    async with mesh.join():
+        assert "would have the name 'wait for go #2'" in await failure_of(await fulfil.dispatch())
+
+
 async def test_a_wait_inside_a_time_limit_is_refused(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

@@ -84,6 +84,7 @@ class Flow:
         self._lock = threading.Lock()
         self._callers: dict[str, object] = {}
         self._numbers: dict[str, int] = {}
+        self._given: dict[str, str] = {}
         self._waits: dict[str, Wait] = {}
         self._parked: dict[object, Callable[[], object]] = {}
         self._thread = threading.get_ident()
@@ -125,8 +126,15 @@ class Flow:
                 raise UsageError(
                     f"two tasks of this run call {key!r}, and a later run could not tell which is which: {remedy}"
                 )
-            number = self._numbers[key] = self._numbers.get(key, 0) + 1
-        return key if number == 1 else f"{key} #{number}"
+            number = self._numbers.get(key, 0) + 1
+            found = key if number == 1 else f"{key} #{number}"
+            if self._given.setdefault(found, key) != key:
+                raise UsageError(
+                    f"the call {key!r} would have the name {found!r}, which {self._given[found]!r} has: {remedy}, without a "
+                    "number at its end"
+                )
+            self._numbers[key] = number
+        return found
 
     def must_hide(self, key: str) -> bool:
         """Return True if arguments in the name of a call must not be stored, because the mesh has a codec. A job that began
