@@ -439,6 +439,20 @@ async def test_on_asyncio_jobs_are_sent_although_another_task_of_the_run_waits(
         await job.cancel()
 
 
+async def test_a_wait_begins_when_a_task_of_the_run_comes_to_it(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> int:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worqr.sleep, 5)
+            nursery.start_soon(worqr.step, "work", trio.sleep, 5.5)
+        return worqr.current().run
+
+    async with mesh.join():
+        assert await (await fulfil.dispatch()).result(PATIENCE) == 1  # the sleep was over
+
+
 async def test_an_event_that_comes_while_the_run_unwinds_is_not_lost(new_mesh: NewMesh) -> None:
     mesh, runs = new_mesh(), list[int]()
 
@@ -1525,13 +1539,13 @@ async def test_what_is_no_job_cannot_win(new_mesh: NewMesh, jobs: Any) -> None:
 
 @pytest.mark.parametrize("place", ["loop", "asyncio", "thread"])
 async def test_a_mailbox_yields_each_value_once_and_ends_when_none_comes(new_mesh: NewMesh, place: str) -> None:
-    mesh = new_mesh()
+    mesh, timeout = new_mesh(), 2.5 if place == "asyncio" else 0.5  # there it takes a second until the run is suspended
 
     async def awaiting() -> list[int]:
-        return [each async for each in worqr.wait_for("orders", int, timeout=0.5, many=True)]
+        return [each async for each in worqr.wait_for("orders", int, timeout=timeout, many=True)]
 
     def calling() -> list[int]:
-        return list(worqr.wait_for_now("orders", int, timeout=0.5, many=True))
+        return list(worqr.wait_for_now("orders", int, timeout=timeout, many=True))
 
     options: dict[str, Any] = {} if place == "thread" else {"runs_in": place}
     function: Any = calling if place == "thread" else awaiting

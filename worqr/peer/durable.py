@@ -85,7 +85,7 @@ class Flow:
         self._callers: dict[str, object] = {}
         self._numbers: dict[str, int] = {}
         self._given: dict[str, str] = {}
-        self._waits: dict[str, Wait] = {}
+        self._waits: dict[str, tuple[Wait, float]] = {}
         self._parked: dict[object, Callable[[], object]] = {}
         self._thread = threading.get_ident()
         self._steps = 0
@@ -235,7 +235,7 @@ class Flow:
                 "only the thread in which the handler was called can suspend the run: wait there, or in its loop"
             )
         self.children.send_now()
-        self._waits[wait.key] = wait
+        self._waits[wait.key] = wait, time.monotonic()
         self._suspend()
         self.check()
 
@@ -295,7 +295,7 @@ class Flow:
     def _parking(self, wait: Wait, task: object, wake: Callable[[], object]) -> Generator[None]:
         self.check()
         with self._lock:
-            self._waits[wait.key], self._parked[task] = wait, wake
+            self._waits[wait.key], self._parked[task] = (wait, time.monotonic()), wake
             self._last_call = time.monotonic()
         try:
             yield
@@ -314,7 +314,8 @@ class Flow:
         with self._lock:
             if self.suspending:
                 return
-            self.suspending, parked, waits = True, list(self._parked.values()), list(self._waits.values())
+            self.suspending, parked = True, list(self._parked.values())
+            waits = [_left_of(wait, began) for wait, began in self._waits.values()]
         self.run.suspend(waits, progress=self._state.asked_for_all)
         for wake in parked:
             wake()
@@ -385,6 +386,13 @@ def _is_limited(task: object, loop: object) -> bool:
         if not timer.cancelled() and task in (getattr(limit, "_task", None), getattr(limit, "_host_task", None)):
             return True
     return False
+
+
+def _left_of(wait: Wait, began: float) -> Wait:
+    """Return a wait with the time that is left of it: the server counts from the suspension, which another task may delay."""
+    if wait.in_ms is None:
+        return wait
+    return wait._replace(in_ms=max(0, wait.in_ms - round((time.monotonic() - began) * 1000)))
 
 
 def _caller() -> object:
