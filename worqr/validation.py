@@ -72,6 +72,11 @@ def _shown(value: float) -> str:
         return "a number with thousands of digits"
 
 
+def has_controls(text: str) -> bool:
+    """Return True if a text has control characters, which no name of a wait or a job may have."""
+    return any(ord(char) < 32 or ord(char) == 127 for char in text)
+
+
 def check_text(value: object, what: str) -> str:
     """Return `value` if it is text that UTF-8 can encode. Raises UsageError, which names `what`."""
     if not isinstance(value, str):

@@ -248,6 +248,14 @@ def end(
     desk.call(ops.store_end(desk.q, source, "x", life, key, number, outcome, b"none "))
 
 
+def test_ready_brings_the_ends_of_the_children_too(desk: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK, "other")
+    end(desk, held + 1)
+    assert suspend(desk, held, ONE, BOTH._replace(key="both")).ends.keys() == {f"end:{ONE.key}", f"end:{PACK}"}
+    assert suspend(desk, held, BOTH._replace(key="both")).status == "suspended"
+
+
 def test_the_first_end_counts_and_no_other(desk: Desk) -> None:
     held = workflow(desk)
     note(desk, held, PACK)
@@ -441,6 +449,27 @@ async def test_a_failed_child_is_tried_again_unless_something_was_stored_after_i
     assert start(far, desk, after=child) == "created"
 
 
+async def test_a_wait_for_jobs_of_which_one_is_tried_again_is_open_again(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk)
+    suspend(desk, held, ONE)
+    child = ran(far)
+    far.call(ops.fail_task(far.q, "B", child, BOOM))
+    await relay(desk, far)
+    [held] = desk.take("A", 1)
+    kept = int(active(desk)["saved_size"])
+    desk.fail("A", held)
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    [held] = desk.take("A", 1)
+    note(desk, held, PACK)
+    assert suspend(desk, held, ONE).status == "suspended"
+    assert int(job_of(desk)["saved_size"]) == kept - KIB
+    end(desk, child + 1)
+    [held] = desk.take("A", 1)
+    assert active(desk)[f"end:{ONE.key}"].startswith("ended ")
+
+
 def test_a_failed_step_is_tried_again_unless_something_was_stored_after_it(desk: Desk) -> None:
     for later in (False, True):
         held = workflow(desk)
@@ -451,6 +480,22 @@ def test_a_failed_step_is_tried_again_unless_something_was_stored_after_it(desk:
         desk.call(ops.retry_aside(desk.q, "failed", [held]))
         assert ("step:charge" in job_of(desk)) == later
         desk.call(ops.cancel_job(desk.q, "x", "why"))
+
+
+def test_a_step_that_is_tried_again_waits_anew_between_its_tries(desk: Desk) -> None:
+    held = workflow(desk)
+    desk.call(ops.save_state(desk.q, "A", held, 1, "charge", b'["Late","no"]'))
+    for step in ("charge", "charge #2"):
+        assert suspend(desk, held, Wait(f"retry of {step} #1", "sleep", at_ms=1)).status == "ready"
+    desk.call(ops.save_state(desk.q, "A", held, 0, "charge", b'failed ["Late","no","",""]'))
+    desk.fail("A", held)
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    found = job_of(desk)
+    assert {name for name in found if name.startswith(("wait:", "end:"))} == {
+        "wait:retry of charge #2 #1",
+        "end:retry of charge #2 #1",
+    }
+    assert found["saved_size"] == str(KIB)
 
 
 @pytest.mark.parametrize(

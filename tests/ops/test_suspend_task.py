@@ -350,6 +350,16 @@ def test_a_refused_event_is_set_aside_and_the_wait_is_open_again(desk: Desk) -> 
     assert send(desk) == "woke"
 
 
+def test_of_refused_events_the_last_one_is_kept_and_counted(desk: Desk) -> None:
+    held = workflow(desk)
+    for n in range(3):
+        send(desk, value=b"json %d" % n)
+        assert suspend(desk, held, APPROVED).status == "ready"
+        desk.call(ops.refuse_event(desk.q, "A", held, APPROVED.key))
+    found = active(desk)
+    assert (found[f"refused:{APPROVED.key}"], found["saved_size"]) == ("json 2", str(KIB))
+
+
 def test_it_holds_no_slot_of_a_limit_nor_of_a_lane(desk: Desk) -> None:
     desk.call(ops.set_limits(desk.q, "1"))
     held = workflow(desk)

@@ -19,7 +19,7 @@ from tests.peer.tools import QUICK, eventually, until
 from tests.peer.workflow_jobs import Approval, dying, keeping, registry
 from tests.support.patience import PATIENCE
 from worqr.client.producer import Producer
-from worqr.peer import steps
+from worqr.peer import durable, steps
 
 if TYPE_CHECKING:
     from tests.peer.conftest import NewMesh
@@ -382,6 +382,77 @@ async def test_a_run_is_not_suspended_while_another_task_of_it_works(new_mesh: N
         assert await approved(job) == ADA
 
 
+async def test_on_asyncio_a_short_sleep_ends_although_another_task_of_the_run_waits(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "QUIET", 0.05)
+    mesh, runs = new_mesh(), list[int]()
+
+    async def remind() -> None:
+        await worqr.sleep(0.5)
+        await worqr.step("remind", asyncio.sleep, 0)
+        runs.append(worqr.current().run)
+
+    @mesh.workflow(name="fulfil", result_ttl=60, runs_in="asyncio")
+    async def fulfil() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(remind())
+            group.create_task(worqr.wait_for("approved", Approval))
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        assert runs == [1]
+        await job.send("approved", ADA)
+        await job.result(PATIENCE)
+
+
+async def test_on_asyncio_jobs_are_sent_although_another_task_of_the_run_waits(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "QUIET", 0.05)
+    mesh, send, packed = new_mesh(), Producer.dispatch_many, trio.Event()
+
+    async def is_slow(*args: Any) -> Any:
+        await asyncio.sleep(0.5)
+        return await send(*args)
+
+    monkeypatch.setattr(Producer, "dispatch_many", is_slow)
+
+    @mesh.task(name="pack")
+    async def pack() -> None:
+        packed.set()
+
+    @mesh.workflow(name="fulfil", result_ttl=60, runs_in="asyncio")
+    async def fulfil() -> None:
+        async def packing() -> None:
+            await pack.run()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(packing())
+            group.create_task(worqr.wait_for("approved", Approval))
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        with trio.fail_after(PATIENCE):
+            await packed.wait()
+        await job.cancel()
+
+
+async def test_a_wait_begins_when_a_task_of_the_run_comes_to_it(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> int:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worqr.sleep, 5)
+            nursery.start_soon(worqr.step, "work", trio.sleep, 5.5)
+        return worqr.current().run
+
+    async with mesh.join():
+        assert await (await fulfil.dispatch()).result(PATIENCE) == 1  # the sleep was over
+
+
 async def test_an_event_that_comes_while_the_run_unwinds_is_not_lost(new_mesh: NewMesh) -> None:
     mesh, runs = new_mesh(), list[int]()
 
@@ -542,6 +613,31 @@ async def test_calls_of_one_task_are_numbered_and_those_of_two_need_names(new_me
         assert "two tasks of this run call 'count" in await failure_of(await two.dispatch())
 
 
+async def test_a_run_that_waits_for_too_much_at_the_same_time_fails(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60, keep_failed=0)
+    async def fulfil() -> None:
+        async with trio.open_nursery() as nursery:
+            for n in range(1001):
+                nursery.start_soon(worqr.wait_for, f"line {n}", int)
+
+    async with mesh.join():
+        assert "a run may wait for 1,000" in await failure_of(await fulfil.dispatch())
+
+
+@pytest.mark.parametrize("names", [("go #2", "go", "go"), ("go", "go", "go #2")])
+async def test_two_calls_never_have_one_name(new_mesh: NewMesh, names: tuple[str, ...]) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60, keep_failed=0, retry=worqr.RetryPolicy(max_failures=1))
+    async def fulfil() -> list[int | None]:
+        return [await worqr.wait_for(name, int, timeout=0) for name in names]
+
+    async with mesh.join():
+        assert "would have the name 'wait for go #2'" in await failure_of(await fulfil.dispatch())
+
+
 async def test_a_wait_inside_a_time_limit_is_refused(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 
@@ -672,6 +768,130 @@ async def test_a_workflow_whose_step_has_waited_for_its_next_try_goes_on_to_make
         await job.result(PATIENCE)
     assert noted == [0, 1, 2, 3]
     assert "workflow.drift" not in caplog.text
+
+
+async def test_a_step_waits_for_its_next_try_whatever_its_arguments_are(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.step(name="ask", retry=worqr.RetryPolicy(max_failures=2, min_backoff=3600, max_backoff=3600))
+    async def ask(question: str) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(worqr.UsageError, match="control characters"):
+        ask.named("two\nlines")
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        await ask("why\x7f")
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        await job.cancel()
+
+
+async def test_a_run_that_keeps_its_claim_has_got_further_by_its_wait(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    @mesh.workflow(name="fulfil", result_ttl=60, retry=worqr.RetryPolicy(retry_for=3, min_backoff=0.5, max_backoff=0.5))
+    async def fulfil() -> None:
+        calls.append("run")
+        if len(calls) == 1:
+            await trio.sleep(2.5)
+            raise ValueError("before the wait")
+        await worqr.wait_for("go", int)
+        if "waited" not in calls:
+            calls.append("waited")
+            await trio.sleep(0.6)
+            raise ValueError("after the wait")
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await job.send("go", 1)
+        await job.result(PATIENCE)
+
+
+@pytest.mark.parametrize("place", ["loop", "thread"])
+async def test_a_step_that_the_handler_calls_again_after_an_error_is_the_same_step(
+    new_mesh: NewMesh, place: Any
+) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    def pay() -> str:
+        calls.append("charge")
+        if len(calls) == 1:
+            raise ConnectionError("away")
+        return "paid"
+
+    @mesh.step(name="charge")
+    async def charge() -> str:
+        return pay()
+
+    @mesh.step(name="charge in a thread")
+    def charge_now() -> str:
+        return pay()
+
+    @mesh.workflow(name="on the loop", result_ttl=60)
+    async def on_the_loop() -> str:
+        try:
+            paid = await charge()
+        except ConnectionError:
+            paid = await charge()
+        await worqr.wait_for("approved", Approval)
+        return paid
+
+    @mesh.workflow(name="in a thread", result_ttl=60)
+    def in_a_thread() -> str:
+        try:
+            paid = charge_now()
+        except ConnectionError:
+            paid = charge_now()
+        worqr.wait_for_now("approved", Approval)
+        return paid
+
+    function = on_the_loop if place == "loop" else in_a_thread
+    async with mesh.join():
+        assert await approved(await function.dispatch()) == "paid"
+    assert calls == ["charge", "charge"]
+
+
+async def test_a_step_that_is_told_to_wait_waits_before_its_next_try(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    @mesh.step(name="ask", retry=worqr.RetryPolicy(max_failures=3, min_backoff=0))
+    async def ask() -> None:
+        calls.append("ask")
+        raise worqr.RateLimited(3600)
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        await ask()
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        await job.cancel()
+    assert calls == ["ask"]
+
+
+async def test_a_step_that_is_tried_again_after_a_put_back_holds_no_slot_between_its_tries(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.step(name="charge", retry=worqr.RetryPolicy(max_failures=2, min_backoff=3600, max_backoff=3600))
+    async def charge() -> None:
+        raise ValueError("no")
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        await charge()
+
+    async with mesh.join():
+        for again in (False, True):
+            job = fulfil.job("o") if again else await fulfil.options(id="o").dispatch()
+            await suspended(job)
+            assert await job.end_wait("retry of charge {} #1")
+            await failure_of(job)
+            assert await (fulfil.queue.failed.drop("o") if again else fulfil.queue.failed.retry("o"))
 
 
 async def test_a_step_in_a_thread_that_has_failed_for_good_ends_the_job(new_mesh: NewMesh) -> None:
@@ -836,6 +1056,100 @@ async def test_a_job_that_could_not_be_sent_is_sent_by_the_next_wait(
 
     async with mesh.join():
         assert await (await fulfil.dispatch()).result(PATIENCE) == 7
+
+
+async def test_jobs_that_have_ended_before_the_run_is_suspended_are_known_to_each_task_of_the_next_one(
+    new_mesh: NewMesh,
+) -> None:
+    mesh, packed = new_mesh(), list[int]()
+
+    @mesh.task(name="pack")
+    async def pack(line: int) -> int:
+        packed.append(line)
+        return line
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> int:
+        jobs, found = [pack.run(line) for line in (1, 2)], list[int]()
+
+        async def take(job: Any) -> None:
+            found.append(await job)
+
+        async with trio.open_nursery() as nursery:
+            for job in jobs:
+                nursery.start_soon(take, job)
+            await until(lambda: len(packed) == 2)
+            await trio.sleep(0.5)  # their ends are in the record of the workflow then
+        assert set(found) == {1, 2}
+        return worqr.current().run
+
+    async with mesh.join():
+        assert await (await fulfil.dispatch()).result(PATIENCE) == 1
+
+
+@pytest.mark.parametrize("place", ["loop", "asyncio"])
+async def test_a_job_that_another_task_could_not_send_is_sent_all_the_same(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch, place: Any
+) -> None:
+    mesh, send, failures = new_mesh(), Producer.dispatch_many, [worqr.Unavailable("away")]
+
+    async def fails_once(*args: Any) -> Any:
+        if failures:
+            await (trio.sleep if place == "loop" else asyncio.sleep)(0.05)
+            raise failures.pop()
+        return await send(*args)
+
+    monkeypatch.setattr(Producer, "dispatch_many", fails_once)
+
+    @mesh.task(name="pack")
+    async def pack(line: int) -> int:
+        return line
+
+    @mesh.workflow(name="fulfil", result_ttl=60, runs_in=place)
+    async def fulfil() -> list[int]:
+        jobs, found = [pack.run(line) for line in (1, 2)], list[int]()
+
+        async def take(job: Any) -> None:
+            with contextlib.suppress(worqr.Unavailable):
+                found.append(await job)
+
+        if place == "loop":
+            async with trio.open_nursery() as nursery:
+                for job in jobs:
+                    nursery.start_soon(take, job)
+        else:
+            await asyncio.gather(*map(take, jobs))
+        return found
+
+    async with mesh.join():
+        assert set(await (await fulfil.dispatch()).result(PATIENCE)) & {1, 2}
+
+
+@pytest.mark.parametrize("place", ["loop", "thread"])
+async def test_a_workflow_starts_as_many_jobs_as_it_can_keep(new_mesh: NewMesh, place: Any) -> None:
+    mesh = new_mesh()
+
+    @mesh.task(name="pack")
+    async def pack(line: int) -> None: ...
+
+    def start(number: int) -> None:
+        for line in range(number):
+            pack.run(line)
+
+    @mesh.workflow(name="fulfil", result_ttl=60, keep_failed=0)
+    async def on_the_loop(number: int) -> None:
+        start(number)
+
+    @mesh.workflow(name="fulfil in a thread", result_ttl=60, keep_failed=0)
+    def in_a_thread(number: int) -> None:
+        start(number)
+
+    function = on_the_loop if place == "loop" else in_a_thread
+    async with mesh.join():
+        await (await function.dispatch(1001)).result(PATIENCE)
+        assert "cannot start 1025 more jobs" in await failure_of(await function.dispatch(1025))
+        while await pack.queue.count():
+            await trio.sleep(0.05)
 
 
 async def test_a_workflow_that_a_schedule_has_started_starts_each_job_once(new_mesh: NewMesh) -> None:
@@ -1225,13 +1539,13 @@ async def test_what_is_no_job_cannot_win(new_mesh: NewMesh, jobs: Any) -> None:
 
 @pytest.mark.parametrize("place", ["loop", "asyncio", "thread"])
 async def test_a_mailbox_yields_each_value_once_and_ends_when_none_comes(new_mesh: NewMesh, place: str) -> None:
-    mesh = new_mesh()
+    mesh, timeout = new_mesh(), 2.5 if place == "asyncio" else 0.5  # there it takes a second until the run is suspended
 
     async def awaiting() -> list[int]:
-        return [each async for each in worqr.wait_for("orders", int, timeout=0.5, many=True)]
+        return [each async for each in worqr.wait_for("orders", int, timeout=timeout, many=True)]
 
     def calling() -> list[int]:
-        return list(worqr.wait_for_now("orders", int, timeout=0.5, many=True))
+        return list(worqr.wait_for_now("orders", int, timeout=timeout, many=True))
 
     options: dict[str, Any] = {} if place == "thread" else {"runs_in": place}
     function: Any = calling if place == "thread" else awaiting

@@ -42,7 +42,7 @@ from worqr.keys import PUBLISH, check_name
 from worqr.limits import Lanes, Limit
 from worqr.policy import Policy, RetryPolicy
 from worqr.records import Failed
-from worqr.validation import Seconds, check_text, importable_name, seconds
+from worqr.validation import Seconds, check_text, has_controls, importable_name, seconds
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -805,6 +805,7 @@ class Step(Generic[P, R]):
         self._policy: Policy | None = None
         if retry is not None or timeout is not None:
             self._policy = policy_for(retry or RetryPolicy(max_failures=1), timeout=timeout)
+        _check_controls(name, self._policy)
         self._codec = ArgumentCodec(fn, name)
 
     @property
@@ -823,6 +824,7 @@ class Step(Generic[P, R]):
         """
         if not 0 < len(check_text(name, "the name of a step").encode()) <= MAX_STEP_NAME:
             raise UsageError(f"the name of a step must have 1 to {MAX_STEP_NAME} bytes, not {len(name.encode()):,}")
+        _check_controls(name, self._policy)
         found: Step[P, R] = object.__new__(type(self))
         vars(found).update(vars(self))
         found._key = name
@@ -846,9 +848,17 @@ class Step(Generic[P, R]):
         """Return the name of a call with these arguments; a digest of them if they are long, or the mesh has a codec."""
         arguments = self._codec.encode(self._codec.bind(args, kwargs)).decode("utf-8", "replace")
         key = f"{self._name} {arguments}"
-        if len(key.encode()) > MAX_STEP_NAME - len(" #100000") or flow.must_hide(key):
+        may_wait = self._policy is not None  # for its next try: the wait has the key in its name
+        is_odd = may_wait and has_controls(key) and not flow.stores(key)
+        if len(key.encode()) > MAX_STEP_NAME - len(" #100000") or is_odd or flow.must_hide(key):
             key = f"{self._name} {hashlib.sha256(arguments.encode()).hexdigest()[:32]}"
         return key
 
     def __repr__(self) -> str:
         return f"<Step {self._name!r}>"
+
+
+def _check_controls(name: str, policy: Policy | None) -> None:
+    """Raise UsageError if a step that may wait for its next try has a name that no wait may have."""
+    if policy is not None and has_controls(name):
+        raise UsageError(f"the name of a step with retry= or timeout= must have no control characters: {name!r}")

@@ -220,6 +220,21 @@ local function look_for_children(base, id, missing, deadline, now)
   redis.call('ZADD', base .. ':suspended', digits(math.min(deadline, now + NEXT_LOOK)), id)
 end
 
+-- Drops the waits between the tries of a `step` from what a workflow keeps. Returns how many bytes they counted.
+local function drop_pauses(kept, step)
+  local pauses, size = {}, 0
+  for name in pairs(kept) do
+    local key = string.match(name, '^wait:(.*)$')
+    if key and string.match(key, '^retry of (.*) #%d+$') == step then
+      pauses[#pauses + 1] = key
+    end
+  end
+  for _, key in ipairs(pauses) do
+    size = size + delete_entry(kept, {kind = 'wait', key = key})
+  end
+  return size
+end
+
 -- Drops failures from what a put-back workflow keeps, if its runs have stored nothing after them: they are tried again. The ends of
 -- children that were dropped do not count any more.
 local function drop_last_failures(kept)
@@ -245,7 +260,7 @@ local function drop_last_failures(kept)
   end
   local failed_at, step = string.match(kept.last_failed or '', '^(%d+) (.*)$')
   if step and tonumber(failed_at) == entries and kept['step:' .. step] then
-    size = size - saved_bytes(step, #kept['step:' .. step])
+    size = size - saved_bytes(step, #kept['step:' .. step]) - drop_pauses(kept, step)
     kept['step:' .. step], kept['at:step:' .. step] = nil, nil
   end
   kept.saved_size = kept.saved_size and digits(math.max(0, size))

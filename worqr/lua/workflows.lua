@@ -147,6 +147,16 @@ local function bind_waits(key, now)
   store_open(key, left)
 end
 
+-- Forgets in the record `key` that a wait for children has ended, if one of them is tried again: after a put-back, it has no end.
+local function reopen_children(key, wait)
+  local ended = wait.kind == 'children' and redis.call('HGET', key, 'end:' .. wait.key)
+  if ended and string.find(ended, '^ended ') and not all_ended(key, wait.about) then
+    local size = whole_number(redis.call('HGET', key, 'saved_size'), 0) - STEP_BYTES
+    redis.call('HDEL', key, 'end:' .. wait.key)
+    redis.call('HSET', key, 'saved_size', digits(math.max(0, size)))
+  end
+end
+
 -- Replaces the open waits of the record `key` by those of this suspension. One that is repeated keeps its beginning and its deadline.
 -- Returns the keys of those that are new.
 local function replace_waits(key, waits, now)
@@ -155,6 +165,7 @@ local function replace_waits(key, waits, now)
     repeated[name] = false
   end
   for _, wait in ipairs(waits) do
+    reopen_children(key, wait)
     local kind, began, deadline = read_wait(key, wait.key)
     local goes_on, is_open = kind == wait.kind, redis.call('HEXISTS', key, 'end:' .. wait.key) == 0
     new[#new + 1] = is_open and repeated[wait.key] == nil and wait.key or nil
@@ -186,17 +197,24 @@ local function note_waits(key, new, number, now)
   write_hash(key, times)
 end
 
--- Returns the reply `ready` with the names and values of the stored ends of these waits: also of those that a run asks for again,
--- though it could know them. Returns nil if none has ended.
+-- Returns the reply `ready` with the names and values of the stored ends of these waits, and of the children of which they are: also
+-- of those that a run asks for again, though it could know them. Returns nil if no wait has ended.
 local function ready_reply(key, waits)
-  local ends = {'ready'}
-  for _, wait in ipairs(waits) do
-    local fact = redis.call('HGET', key, 'end:' .. wait.key)
+  local ends, told, is_ready = {'ready'}, {}, false
+  local function tell(name)
+    local fact = not told[name] and redis.call('HGET', key, 'end:' .. name)
     if fact then
-      ends[#ends + 1], ends[#ends + 2] = 'end:' .. wait.key, fact
+      ends[#ends + 1], ends[#ends + 2], told[name] = 'end:' .. name, fact, true
     end
   end
-  return #ends > 1 and ends or nil
+  for _, wait in ipairs(waits) do
+    tell(wait.key)
+    is_ready = is_ready or told[wait.key]
+    for child in string.gmatch((wait.kind == 'children' or wait.kind == 'first') and wait.about or '', '[^\n]+') do
+      tell(child)
+    end
+  end
+  return is_ready and ends or nil
 end
 
 -- Returns the earliest deadline of the open waits of the record `key`, or the end of its life; LATEST if there is none.
@@ -321,7 +339,7 @@ end
 -- ARGV[4..] waits msgpack of an array of texts: key, kind (event, sleep, children: all of them, first: one of them), name of the event or
 --   empty, about (the schema of the event, or the keys of the children, one a line), deadline (ms since 1970, +MS from now on, - for
 --   none); 1 to 1,000 of them
--- RETURNS ready field... (names and values of the waits that have ended, in turn) | suspended | full (more is kept, or waited for,
+-- RETURNS ready field... (names and values of the ends of the waits, and of their children, in turn) | suspended | full (more is kept, or waited for,
 --   than a job may) | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim; a wait that has ended stays as it is, and ready is returned again
 -- GROUP ends
@@ -535,7 +553,12 @@ local function refuse_event()
   local ended = redis.call('HGET', active, 'end:' .. key) or ''
   local value = string.match(ended, '^value %d+ %d+ (.*)$')
   if value then
-    local open = open_waits(redis.call('HGET', active, 'open') or nil)
+    local open, _, _, _, event = open_waits(redis.call('HGET', active, 'open') or nil), read_wait(active, key)
+    local before = redis.call('HGET', active, 'refused:' .. key)
+    if before then
+      local size = whole_number(redis.call('HGET', active, 'saved_size'), 0) - saved_bytes(event or '', #before)
+      redis.call('HSET', active, 'saved_size', digits(math.max(0, size)))
+    end
     open[#open + 1] = key
     redis.call('HSET', active, 'refused:' .. key, value)
     redis.call('HDEL', active, 'end:' .. key)

@@ -23,7 +23,7 @@ from worqr.errors import ClaimLost, QueueFull, UsageError
 from worqr.inside import options_of
 from worqr.job_options import FOLLOW_UPS, MAX_ID
 from worqr.keys import QueueKeys
-from worqr.ops import Child, NotedChild, NotedChildren, Wait
+from worqr.ops import MAX_ITEMS, Child, NotedChild, NotedChildren, Wait
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import FULL, End
 from worqr.policy import Failure, LifetimeOver
@@ -58,6 +58,11 @@ class Children:
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._unsent: list[_Unsent] = []
+
+    @property
+    def unsent(self) -> bool:
+        """There are jobs that were started, and that nobody is sending."""
+        return bool(self._unsent)
 
     def check_place(self, call: Call[Any], *, is_strict: bool) -> None:
         """Check where a job would stand. `is_strict`: the lanes of its queue run one task after the other.
@@ -122,10 +127,13 @@ class Children:
         """Send the jobs that were started since the last call. While a queue of them is full, wait for room."""
         if not self._unsent:
             return
-        with self._taken() as unsent:
-            noted = self._flow.run.host.note_children(self._flow.run, [await self._child(each) for each in unsent])
-            await wait_done(noted)
-            for client, calls in self._calls(unsent, noted.result()):
+        with self._flow.busy(), self._taken() as unsent:
+            noted = list[NotedChild]()
+            for some in _parts(unsent):
+                done = self._flow.run.host.note_children(self._flow.run, [await self._child(each) for each in some])
+                await wait_done(done)
+                noted += _checked(done.result(), len(unsent))
+            for client, calls in self._calls(unsent, noted):
                 while True:
                     try:
                         await client.producer.dispatch_many(calls)
@@ -138,8 +146,11 @@ class Children:
         if not self._unsent:
             return
         with self._taken() as unsent:
-            noted = self._flow.run.host.note_children(self._flow.run, [sync(self._child, each) for each in unsent])
-            for client, calls in self._calls(unsent, noted.result()):
+            noted = list[NotedChild]()
+            for some in _parts(unsent):
+                done = self._flow.run.host.note_children(self._flow.run, [sync(self._child, each) for each in some])
+                noted += _checked(done.result(), len(unsent))
+            for client, calls in self._calls(unsent, noted):
                 while True:
                     try:
                         sync(client.producer.dispatch_many, calls)
@@ -163,14 +174,10 @@ class Children:
         shard = await child.client.sharding.shard_of_id(keys, id_)
         return Child(child.key, shard.base, id_)
 
-    def _calls(self, unsent: Sequence[_Unsent], noted: NotedChildren) -> list[tuple[Client, list[Call[Any]]]]:
+    def _calls(self, unsent: Sequence[_Unsent], noted: Sequence[NotedChild]) -> list[tuple[Client, list[Call[Any]]]]:
         """Return the calls to dispatch, by client. A child that has ended meanwhile is not dispatched."""
-        if noted.status == "lost":
-            raise ClaimLost("the task was reassigned to another worker, so it starts no more jobs: let the run end")
-        if noted.status == "full":
-            raise Failure(f"the workflow cannot start {len(unsent)} more jobs: {FULL}")
         found: dict[Client, list[Call[Any]]] = {}
-        for child, known in zip(unsent, noted.children, strict=True):
+        for child, known in zip(unsent, noted, strict=True):
             if known.end is not None:
                 self._flow.note_end(child.key, End.read(known.end))
             else:
@@ -256,6 +263,25 @@ class Children:
         if waited is not None:
             check_lifetime(waited)
         return Wait(name, "children", about="\n".join(keys))
+
+
+def _parts(unsent: Sequence[_Unsent]) -> list[Sequence[_Unsent]]:
+    """Return the jobs in parts that one request may note."""
+    return [unsent[start : start + MAX_ITEMS] for start in range(0, len(unsent), MAX_ITEMS)]
+
+
+def _checked(noted: NotedChildren, number: int) -> Sequence[NotedChild]:
+    """Return what the server knows of jobs, of which the run starts `number`.
+
+    Raises:
+        ClaimLost: another worker has the task.
+        Failure: the job would keep too much.
+    """
+    if noted.status == "lost":
+        raise ClaimLost("the task was reassigned to another worker, so it starts no more jobs: let the run end")
+    if noted.status == "full":
+        raise Failure(f"the workflow cannot start {number} more jobs: {FULL}")
+    return noted.children
 
 
 def _digest(text: str) -> str:

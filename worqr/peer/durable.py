@@ -84,7 +84,8 @@ class Flow:
         self._lock = threading.Lock()
         self._callers: dict[str, object] = {}
         self._numbers: dict[str, int] = {}
-        self._waits: dict[str, Wait] = {}
+        self._given: dict[str, str] = {}
+        self._waits: dict[str, tuple[Wait, float]] = {}
         self._parked: dict[object, Callable[[], object]] = {}
         self._thread = threading.get_ident()
         self._steps = 0
@@ -125,14 +126,25 @@ class Flow:
                 raise UsageError(
                     f"two tasks of this run call {key!r}, and a later run could not tell which is which: {remedy}"
                 )
-            number = self._numbers[key] = self._numbers.get(key, 0) + 1
-        return key if number == 1 else f"{key} #{number}"
+            number = self._numbers.get(key, 0) + 1
+            found = key if number == 1 else f"{key} #{number}"
+            if self._given.setdefault(found, key) != key:
+                raise UsageError(
+                    f"the call {key!r} would have the name {found!r}, which {self._given[found]!r} has: {remedy}, without a "
+                    "number at its end"
+                )
+            self._numbers[key] = number
+        return found
 
     def must_hide(self, key: str) -> bool:
         """Return True if arguments in the name of a call must not be stored, because the mesh has a codec. A job that began
         without one goes on with the names that it has.
         """
-        return self.run.host.hides_arguments and not any(map(self._state.has, (key, self.children.name_of(key))))
+        return self.run.host.hides_arguments and not self.stores(key)
+
+    def stores(self, key: str) -> bool:
+        """Return True if an earlier run has stored something under this name."""
+        return any(map(self._state.has, (key, self.children.name_of(key))))
 
     def give_back(self, key: str) -> None:
         """Note that a call has stored nothing, so the next equal call of the task gets its key."""
@@ -159,6 +171,15 @@ class Flow:
             self._last_call = time.monotonic()
 
     @contextmanager
+    def busy(self) -> Generator[None]:
+        """Keep the run from being suspended while a task of it does what no other one can see, as on asyncio."""
+        self.step_began()
+        try:
+            yield
+        finally:
+            self.step_ended()
+
+    @contextmanager
     def outside_steps(self) -> Generator[None]:
         """Let the run be suspended while a step only waits for its next try."""
         self.step_ended()
@@ -171,7 +192,24 @@ class Flow:
         self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], policy: Policy | None
     ) -> Any:
         """Take a step: return its result, or for an async function the coroutine that returns it."""
-        return (take_step if is_async(fn) else take_step_now)(key, fn, args, kwargs, policy)
+        if is_async(fn):
+            return self._step(key, fn, args, kwargs, policy)
+        with self._giving_back(key):
+            return take_step_now(key, fn, args, kwargs, policy)
+
+    async def _step(self, key: str, fn: Callable[..., Any], *given: Any) -> Any:
+        with self._giving_back(key):
+            return await take_step(key, fn, *given)
+
+    @contextmanager
+    def _giving_back(self, key: str) -> Generator[None]:
+        """Give the key of a step back that raises and has stored nothing: the handler may call it again."""
+        try:
+            yield
+        except BaseException:
+            if not self._state.has_step(key):
+                self.give_back(key)
+            raise
 
     # Waiting
 
@@ -181,11 +219,10 @@ class Flow:
         Raises:
             UsageError: the wait is inside a time limit of the application.
         """
-        await self.children.send()
-        if trio.lowlevel.in_trio_task():
-            await self._park_in_trio(wait)
-        else:
-            await self._park_in_asyncio(wait)
+        here = self._park_in_trio if trio.lowlevel.in_trio_task() else self._park_in_asyncio
+        while True:
+            await self.children.send()
+            await here(wait)  # returns if another task of the run could not send its jobs
 
     def park_now(self, wait: Wait) -> None:
         """Suspend a run in a thread or a process; never returns.
@@ -198,7 +235,7 @@ class Flow:
                 "only the thread in which the handler was called can suspend the run: wait there, or in its loop"
             )
         self.children.send_now()
-        self._waits[wait.key] = wait
+        self._waits[wait.key] = wait, time.monotonic()
         self._suspend()
         self.check()
 
@@ -210,7 +247,7 @@ class Flow:
             pause, busy_at = FIRST_LOOK, time.monotonic() + BUSY_AFTER
             while not self.suspending:
                 if self._root is None or _all_parked(self._root, self._parked):
-                    self._suspend()
+                    self._suspend_if_sent()
                     break
                 with trio.move_on_after(pause):
                     await woken.wait()
@@ -228,7 +265,7 @@ class Flow:
             pause, busy_at = FIRST_LOOK, time.monotonic() + BUSY_AFTER
             while not self.suspending:
                 if self._is_quiet():
-                    self._suspend()
+                    self._suspend_if_sent()
                     break
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause):
@@ -258,7 +295,7 @@ class Flow:
     def _parking(self, wait: Wait, task: object, wake: Callable[[], object]) -> Generator[None]:
         self.check()
         with self._lock:
-            self._waits[wait.key], self._parked[task] = wait, wake
+            self._waits[wait.key], self._parked[task] = (wait, time.monotonic()), wake
             self._last_call = time.monotonic()
         try:
             yield
@@ -268,12 +305,17 @@ class Flow:
                 if not self.suspending:
                     self._waits.pop(wait.key, None)
 
+    def _suspend_if_sent(self) -> None:
+        if not self.children.unsent:
+            self._suspend()
+
     def _suspend(self) -> None:
         """Suspend the run: cancel its handler, and wake the parked tasks that a cancellation does not reach."""
         with self._lock:
             if self.suspending:
                 return
-            self.suspending, parked, waits = True, list(self._parked.values()), list(self._waits.values())
+            self.suspending, parked = True, list(self._parked.values())
+            waits = [_left_of(wait, began) for wait, began in self._waits.values()]
         self.run.suspend(waits, progress=self._state.asked_for_all)
         for wake in parked:
             wake()
@@ -344,6 +386,13 @@ def _is_limited(task: object, loop: object) -> bool:
         if not timer.cancelled() and task in (getattr(limit, "_task", None), getattr(limit, "_host_task", None)):
             return True
     return False
+
+
+def _left_of(wait: Wait, began: float) -> Wait:
+    """Return a wait with the time that is left of it: the server counts from the suspension, which another task may delay."""
+    if wait.in_ms is None:
+        return wait
+    return wait._replace(in_ms=max(0, wait.in_ms - round((time.monotonic() - began) * 1000)))
 
 
 def _caller() -> object:
@@ -548,7 +597,8 @@ async def _slept(flow: Flow, key: str, wait: Wait) -> None:
     elif (short := _in_memory(wait)) is None:
         await flow.park(wait)
     else:
-        await sleep_here(short)
+        with flow.busy():
+            await sleep_here(short)
 
 
 def _slept_now(flow: Flow, key: str, wait: Wait) -> None:

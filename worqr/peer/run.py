@@ -338,6 +338,11 @@ class SavedState:
         with self._lock:
             self._begun.discard(name)
 
+    def has_step(self, name: str) -> bool:
+        """Return True if the server has the result of a step, or that it has failed for good."""
+        with self._lock:
+            return name in self._steps and name not in self._unsaved
+
     def note_step(self, name: str, result: bytes) -> None:
         """Note the result of a step, which the server does not have yet."""
         with self._lock:

@@ -53,6 +53,12 @@ TIMEOUT: Final = "Timeout"
 """The type of the error of a run that took too long."""
 
 
+TOO_MANY: Final = (
+    "the workflow waits for {:,} things at the same time, and a run may wait for {:,}: wait for some after the others, or in "
+    "jobs that it starts"
+)
+
+
 class Settler:
     """Ends claims.
 
@@ -133,12 +139,18 @@ class Settler:
             self.fail_run(run, Swallowed(SWALLOWED))
             return False
         waits, progress = run.suspension
+        if len(waits) > MAX_ITEMS:
+            self.fail_run(run, Failure(TOO_MANY.format(len(waits), MAX_ITEMS)))
+            return False
+        record: Mapping[bytes, bytes] = run.record or {}
         run.settle()
 
         def make(_: object) -> Command[Suspended]:
             return ops.suspend_task(run.host.keys, run.registration.worker, run.fence, waits, progress=progress)
 
         def answered(reply: Suspended | None, _failure: Exception | None) -> None:
+            if progress and reply is not None and any(b"wait:" + wait.key.encode() not in record for wait in waits):
+                run.note_progress()
             self._suspended(run, waits, reply)
 
         self.settles.send(run.host.keys, run.registration, [run.fence], make, answered)

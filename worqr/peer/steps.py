@@ -218,7 +218,7 @@ class _Step(Generic[R]):
         tries = self._state.tries_of(self._name) + 1
         decision, described = decide_retry(error, policy, tries - 1), remote_error(error)
         if decision.kind == "retry" and tries < policy.max_failures:
-            delay = decision.delay
+            delay = decision.delay if decision.pause is None else decision.pause
             if decision.run_at_ms is not None:
                 delay = _until(decision.run_at_ms)
             elif decision.backs_off:
