@@ -107,6 +107,15 @@ async def test_all_jobs_of_a_tag_are_cancelled_counted_retried_and_forgotten(lin
     assert {"tag_cancelled", "tag_retried", "tag_forgotten"} <= {entry.kind for entry in await linked.log()}
 
 
+async def test_to_forget_an_ended_job_leaves_a_later_one_of_its_id(linked: worqr.Mesh) -> None:
+    queue = await ended(linked, b"a", b"fail", id="report")
+    later = await queue.dispatch(b"of another customer", id="report", delay=100, tags={"other"})
+    forgotten = await linked.forget_tagged("all")
+    assert (forgotten.kept, forgotten.dead_letters, forgotten.waiting) == (2, 1, 0)
+    assert (await later.status()).state == "scheduled"
+    assert payloads(await queue.jobs(tag="other")) == [b"of another customer"]
+
+
 async def test_tags_of_a_function_come_from_its_arguments(linked: worqr.Mesh) -> None:
     @linked.task(keep=KEEP, tags=lambda order, customer: {f"customer:{customer}"})
     def confirm(order: int, customer: str) -> None: ...

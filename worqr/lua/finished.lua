@@ -611,15 +611,15 @@ local function forget_tagged()
   for _, entry in ipairs(page) do
     local number, id = string.match(entry, '^(%d+) (.+)$')
     local key, state = find_tagged(queue, entry, tag, false)
-    local is_key = type(key) == 'string'
-    if is_key and (string.find(key, queue .. ':active:', 1, true) == 1 or string.find(key, queue .. ':job:', 1, true) == 1) then
+    local is_live = key == queue .. ':active:' .. (id or '') or key == queue .. ':job:' .. (id or '')
+    if is_live then
       remove_tags(queue, redis.call('HGET', key, 'tags'), number, id)
       redis.call('HDEL', key, 'done', 'keep', 'tags')
       redis.call('HSET', key, 'result_ttl', '0')
     end
     if state == 'active' then
       marked[#marked + 1], marked[#marked + 2] = store_cancel_reason(queue, id, reason)
-    elseif key and cancel_queued(queue, id, 0, reason) == 1 then
+    elseif is_live and cancel_queued(queue, id, 0, reason) == 1 then -- a later job may have the id of one that has ended
       ids[#ids + 1] = id
     end
     if key then
