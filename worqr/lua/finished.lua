@@ -18,6 +18,7 @@
 
 local MOST_TRIMMED = 100
 local OF_SCHEDULE = '20 34560000000 67108864 fired' -- the last 20 of a queue, for 400 days as their outcomes
+local KEEP_NOTHING = '0 1 1'
 local MOST_TAGS = 8
 local TAG_BYTES = 100
 local MOST_TAGGED = 100000
@@ -616,6 +617,9 @@ local function forget_tagged()
       remove_tags(queue, redis.call('HGET', key, 'tags'), number, id)
       redis.call('HDEL', key, 'done', 'keep', 'tags')
       redis.call('HSET', key, 'result_ttl', '0')
+      if string.sub(id, 1, 5) == FIRING then
+        redis.call('HSET', key, 'done', KEEP_NOTHING)
+      end
     end
     if state == 'active' then
       marked[#marked + 1], marked[#marked + 2] = store_cancel_reason(queue, id, reason)
