@@ -31,7 +31,7 @@ import trio
 from worqr.batches import BatchInfo, EndedJob
 from worqr.errors import UsageError, WorqrError
 from worqr.peer.context import current
-from worqr.policy import Failure, Retry, RetryPolicy
+from worqr.policy import Failure, Policy, Retry, RetryPolicy
 from worqr.validation import Seconds, seconds
 
 if TYPE_CHECKING:
@@ -176,6 +176,7 @@ class Webhooks:
         self._allowed = [_place(each) for each in allow]
         self._tls = tls
         policy = RetryPolicy(max_failures=TRIES, backoff=_pause) if retry is None else retry
+        self._policy = Policy().with_retry(policy)
 
         @mesh.task(name=FUNCTION, retry=policy, timeout=WITHIN + 5, runs_in="loop", concurrency=100)
         async def deliver(url: str, type: str, data: Any) -> None:
@@ -289,7 +290,8 @@ class Webhooks:
                     await response.aread()  # else the receiver would see the connection break
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise OSError(_reason(error)) from error
-        _judge(urlsplit(url).hostname or "", response.status, found.get(b"retry-after", b""))
+        least = self._policy.delay_after(current().failures, Retry.__name__, lambda _: None)
+        _judge(urlsplit(url).hostname or "", response.status, found.get(b"retry-after", b""), least)
 
 
 def _reason(error: BaseException | None) -> str:
@@ -301,14 +303,18 @@ def _reason(error: BaseException | None) -> str:
     return "the connection broke"
 
 
-def _judge(host: str, status: int, after: bytes) -> None:
-    """Raise if a reply says that the message was not taken."""
+def _judge(host: str, status: int, after: bytes, least: float) -> None:
+    """Raise if a reply says that the message was not taken.
+
+    The next try is after `least` seconds or more: a receiver that is away for an hour, and always asks for a second, must not use
+    up the tries.
+    """
     if 200 <= status < 300:
         return
     if status == 410:
         raise Failure(f"{host} wants no more messages (410)")
     if status in {429, 503} and after.isdigit():
-        raise Retry(f"{host} asks for a pause ({status})", delay=min(int(after[:9]), _PAUSES[-1]))
+        raise Retry(f"{host} asks for a pause ({status})", delay=max(least, min(int(after[:9]), _PAUSES[-1])))
     why = "redirects are not followed: give the new address" if 300 <= status < 400 else "it must answer 200 to 299"
     raise NotTaken(f"{host} answered {status}; {why}")
 

@@ -202,6 +202,21 @@ async def test_a_receiver_may_ask_for_a_pause_or_for_no_more(
     assert len(receiver.got) == 2
 
 
+async def test_a_receiver_that_always_asks_for_a_second_does_not_use_up_the_tries(
+    mesh: worqr.Mesh, hooked: Hooked, receiver: Receiver
+) -> None:
+    hooks, _ = hooked(retry=worqr.RetryPolicy(max_failures=4, min_backoff=600, max_backoff=600))
+    receiver.answers = [(503, {"retry-after": "0"}, b"")] * 4
+    async with mesh.join():
+        job = await hooks.send(receiver.url, "a")
+        await eventually(lambda: state_of(job), "scheduled")
+        due = (await job.status()).run_at
+        assert due is not None
+        assert due.timestamp() - time.time() > 250
+        await job.cancel()
+    assert len(receiver.got) == 1
+
+
 async def state_of(job: worqr.Job[None]) -> str:
     return (await job.status()).state
 
