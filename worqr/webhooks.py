@@ -123,9 +123,9 @@ def verify(
     try:
         name, stamp, given = (found[f"webhook-{each}"] for each in ("id", "timestamp", "signature"))
         timestamp = int(stamp)
-    except (KeyError, ValueError):
+        away = abs(float(time.time() if now is None else now) - timestamp)
+    except (KeyError, ValueError, OverflowError):
         raise WrongSignature("the headers webhook-id, webhook-timestamp and webhook-signature are needed") from None
-    away = abs((time.time() if now is None else now) - timestamp)
     if away > seconds(tolerance, "tolerance"):
         raise WrongSignature(
             f"the message is {away:.0f} s old or ahead: check the clocks, or it was sent again by another"
