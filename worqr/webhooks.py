@@ -387,7 +387,7 @@ def is_public(address: str) -> bool:
     """Return True if this address is reached over the internet, and so is the IPv4 address in it, if there is one."""
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv6Address):
-        if ip in _OWN_NAT64:
+        if ip in _OWN_NAT64 or ip.is_site_local:
             return False
         if ip in _NAT64:
             return is_public(str(IPv4Address(int(ip) & 0xFFFF_FFFF)))
