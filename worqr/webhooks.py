@@ -374,9 +374,9 @@ class _Network:
         if not usable:
             raise Failure(f"{host} has no public address: write allow=[{host!r}] if it is one of yours")
         opener: Any = httpcore.TrioBackend()
-        for address in usable[:-1]:
-            with contextlib.suppress(httpcore.ConnectError):
-                return await opener.connect_tcp(address, port, **options)
+        for address in usable[:-1]:  # one that does not answer leaves the others their share of the time
+            with contextlib.suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
+                return await opener.connect_tcp(address, port, **options | {"timeout": WITHIN / len(usable)})
         return await opener.connect_tcp(usable[-1], port, **options)
 
     async def sleep(self, seconds: float) -> None:

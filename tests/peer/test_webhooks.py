@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import ssl
 import threading
 import time
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any
 
+import httpcore
 import pytest
 import standardwebhooks
 import trio
@@ -317,6 +319,31 @@ async def test_what_was_checked_is_called_although_the_name_means_something_else
         await hooks.send(f"http://hooks.example.org:{receiver.port}/", "a")
         await until(lambda: receiver.got)
     assert names.asked == ["hooks.example.org"]
+
+
+async def test_an_address_that_does_not_answer_leaves_time_for_the_next(
+    mesh: worqr.Mesh, hooked: Hooked, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "WITHIN", 2)
+    connect = httpcore.TrioBackend.connect_tcp
+
+    async def connect_tcp(self: Any, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:
+        if host == "127.0.0.9":
+            await trio.sleep(math.inf if timeout is None else timeout)
+            raise httpcore.ConnectTimeout
+        return await connect(self, host, port, timeout, **options)
+
+    class Two(Names):
+        async def getaddrinfo(self, host: Any, port: Any, *_: Any, **__: Any) -> Any:
+            return [(2, 1, 6, "", (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
+
+    monkeypatch.setattr(httpcore.TrioBackend, "connect_tcp", connect_tcp)
+    hooks, _ = hooked(allow=["hooks.example.org"], retry=worqr.RetryPolicy(max_failures=1))
+    trio.socket.set_custom_hostname_resolver(Two())
+    async with mesh.join():
+        job = await hooks.send(f"http://hooks.example.org:{receiver.port}/", "a")
+        await eventually(partial(state_of, job), "gone")
+    assert len(receiver.got) == 1
 
 
 async def test_a_certificate_is_that_of_the_name(mesh: worqr.Mesh, hooked: Hooked) -> None:
