@@ -408,6 +408,15 @@ async def test_apply_adds_changes_and_deletes_what_begins_with_the_prefix(world:
     assert len(await mesh.schedules()) == 4
 
 
+async def test_apply_replaces_the_schedule_of_another_function_if_it_is_told_to(world: World) -> None:
+    mesh, other = world.mesh, world.mesh.call("mail", b"acme")
+    await mesh.schedule("report/acme", world.report, **MONDAYS)
+    with pytest.raises(worqr.UsageError, match="it calls 'report', which replace=True replaces"):
+        await mesh.schedules_apply("report/", [("report/acme", other, MONDAYS)])
+    await mesh.schedules_apply("report/", [("report/acme", other, MONDAYS | {"replace": True})])
+    assert (await world.row()).home == "mail"
+
+
 async def test_apply_deletes_nothing_if_wanted_was_not_read_to_its_end(world: World) -> None:
     await world.mesh.schedules_apply("report/", wanted(world, "a", "b"))
 

@@ -239,10 +239,8 @@ class StoredSchedules(ScheduleControls):
             Unavailable: The server did not reply within `patience`. Call it again: that changes nothing twice.
         """
         given = dict(options)
-        force = "replace" if given.pop("replace", False) else "adopt" if given.pop("adopt", False) else ""
-        given.pop("adopt", None)
-        plan = _Plan.of(name, call, given, self._client)
-        return await self._store(plan, force)
+        force = _force_of(given)
+        return await self._store(_Plan.of(name, call, given, self._client), force)
 
     def schedule_handle(self, name: str) -> ScheduleHandle:
         """Return a handle of the schedule with this name. This does no I/O; the schedule does not have to exist.
@@ -377,7 +375,7 @@ class StoredSchedules(ScheduleControls):
         for plan in await self._changed(plans.values(), there):
             if renew is not None:
                 await renew()
-            counts[await self._store(plan, "")] += 1
+            counts[await self._store(plan, plan.force)] += 1
         counts["unchanged"] = len(plans) - counts["created"] - counts["updated"]
         return AppliedSchedules(**counts)
 
@@ -473,7 +471,9 @@ async def _plans_of(wanted: Iterable[Wanted] | AsyncIterable[Wanted], prefix: st
                 f"wanted takes a name, a call and options, as in ('report/a', fn.call(), {{...}}), not {item!r}"
             )
         name, call, options = item
-        plan = _Plan.of(name, call, dict(options), client)
+        given = dict(options)
+        force = _force_of(given)
+        plan = replace(_Plan.of(name, call, given, client), force=force)
         if not name.startswith(prefix):
             raise UsageError(f"schedule {name!r} does not begin with {prefix!r}")
         if name in plans:
@@ -490,11 +490,13 @@ class _Plan:
         definition: its times, without the payload.
         options: of its jobs, encoded.
         blob: what is stored in the queue.
+        force: replace, adopt, or empty.
     """
 
     definition: Definition
     options: Mapping[str, object]
     blob: bytes
+    force: str = ""
 
     @staticmethod
     def of(name: object, call: object, given: dict[str, Any], client: Client) -> _Plan:
@@ -602,6 +604,12 @@ def next_times_of(name: str, options: StoredScheduleOptions, count: int) -> list
     for _ in range(min(count, definition.times or count)):
         found.append(trigger.next_after(found[-1]))
     return [at(each) for each in found[1:] if not definition.until_ms or each <= definition.until_ms]
+
+
+def _force_of(given: dict[str, Any]) -> str:
+    """Take `replace` and `adopt` out of the options. Return the one that holds; empty: none."""
+    replaces, adopts = given.pop("replace", False), given.pop("adopt", False)
+    return "replace" if replaces else "adopt" if adopts else ""
 
 
 def _declared_error(name: str) -> UsageError:
