@@ -583,6 +583,17 @@ async def test_one_program_applies_a_prefix_at_a_time(world: World, monkeypatch:
     assert (await mesh.schedules_apply("report/", ours())).created == 1
 
 
+async def test_after_a_refusal_the_same_prefix_is_applied_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_schedules, "APPLY_WAIT", 0)
+    mesh = world.mesh
+    await mesh.schedules_apply("report/", wanted(world, "a", "b"))
+    with pytest.raises(worqr.UsageError, match="pass delete_at_most=2"):
+        await mesh.schedules_apply("report/", [], delete_at_most=0)
+    assert (await mesh.schedules_apply("report/", [], delete_at_most=2)).deleted == 2
+
+
 async def test_a_program_that_has_lost_its_lease_stops(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_schedules, "LEASE_MS", 0)
     keys = world.registry

@@ -40,7 +40,7 @@ from worqr.cron import (
     period_ms,
     zone_name,
 )
-from worqr.errors import UsageError
+from worqr.errors import UsageError, WorqrError
 from worqr.inside import options_of
 from worqr.job_options import JobOptions, encode_options, schedule_options
 from worqr.keys import QueueKeys, RegistryKeys, check_name
@@ -361,8 +361,14 @@ class StoredSchedules(ScheduleControls):
                 if time.monotonic() >= until:
                     raise
             await sleep(self._client.link, APPLY_AGAIN)
-        yield renew
-        await self._client.ask(ops.lease_prefix(self._registry, prefix, holder, 0))  # else it ends by itself
+        give_back = ops.lease_prefix(self._registry, prefix, holder, 0)
+        try:
+            yield renew
+        except UsageError:
+            with suppress(WorqrError):
+                await self._client.ask(give_back)
+            raise
+        await self._client.ask(give_back)  # else it ends by itself
 
     async def _apply(
         self,
