@@ -287,6 +287,16 @@ async def test_a_schedule_ends_after_its_times_which_skipped_firings_do_not_use(
     assert not world.client.exists(world.queue.schedules)
 
 
+async def test_a_schedule_with_fewer_times_than_it_had_fires_no_more(world: World) -> None:
+    options: dict[str, Any] = {"every": 3600, "jitter": 0, "misfire": 100, "overlap": "cancel"}
+    await world.mesh.schedule("report/acme", world.report, **options, times=2)
+    world.client.hset(world.registry.schedules, "ran report/acme", 3)
+    world.make_due("report/acme", world.now() - 5 * 3_600_000)
+    async with ticking(world) as ticker:
+        row = await fired(world, ticker)
+    assert (row.ran, row.ended is not None, world.jobs()) == (3, True, 0)
+
+
 async def test_a_firing_that_is_judged_twice_is_counted_once(world: World) -> None:
     """A leader dies between the firing and its note."""
     await world.mesh.schedule("report/acme", world.report, every=3600, jitter=0, times=5)

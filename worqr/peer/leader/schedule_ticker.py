@@ -234,7 +234,7 @@ class _Plan:
         self.row = row
         self.definition = definition
         self.decision = decision
-        left = definition.times - row.ran if definition.times else None
+        left = max(0, definition.times - row.ran) if definition.times else None
         until = definition.until_ms or math.inf
         self.pending: list[int] = [nominal for nominal in (*row.pending, *decision.fire) if nominal <= until][:left]
         self.fired: int | None = None
