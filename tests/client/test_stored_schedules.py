@@ -311,6 +311,19 @@ async def test_a_firing_that_is_judged_twice_is_counted_once(world: World) -> No
         assert (await world.row()).ran == 1
 
 
+async def test_a_change_while_the_last_firing_is_noted_holds(world: World) -> None:
+    """As a handler does that gives its own schedule more times."""
+    await world.mesh.schedule("report/acme", world.report, every=3600, jitter=0, times=1)
+    world.make_due("report/acme", world.now() - 3_600_000)
+    async with ticking(world) as ticker:
+        await ticker.tick_once()
+        assert world.jobs() == 1
+        assert await world.mesh.schedule_handle("report/acme").change(times=2) == "updated"
+        await ticker.tick_once()
+        row = await fired(world, ticker)
+    assert (row.ran, row.ended) == (1, None)
+
+
 async def test_until_is_the_last_nominal_time(world: World) -> None:
     await world.mesh.schedule("report/acme", world.report, every=3600, jitter=0)
     phase = Definition.decode((await world.row()).definition).phase_ms
