@@ -215,6 +215,19 @@ async def test_a_declared_name_is_refused_and_a_declaration_of_a_stored_one_is_h
         assert (await world.mesh.schedules())[0].queue == "report"
 
 
+async def test_a_name_that_is_refused_changes_nothing_of_the_declared_schedule(world: World, new_mesh: NewMesh) -> None:
+    declaring = new_mesh()
+    declaring.every(3600, declaring.call("report"), name="nightly")
+    async with declaring.join(grace=0):
+        await (await declaring.run_schedule("nightly")).cancel(reason="not now")
+        [before] = await declaring.schedules()
+        with pytest.raises(worqr.UsageError, match="workers declare it"):
+            await world.mesh.schedule("nightly", world.report, **MONDAYS)
+        [after] = await declaring.schedules()
+        assert before.last_outcome is not None
+        assert after.last_outcome == before.last_outcome
+
+
 def _said(caplog: pytest.LogCaptureFixture, text: str) -> Any:
     async def said() -> bool:
         return text in caplog.text

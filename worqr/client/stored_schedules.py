@@ -441,7 +441,7 @@ class StoredSchedules(ScheduleControls):
         )
         answer, other = await self._client.ask(index)
         if answer != "ok":
-            await link.call(ops.unstore_schedule(home, name, version))
+            await link.call(ops.unstore_schedule(home, name, version, undo=True))
             why = "workers declare it" if answer == "declared" else f"it calls {other!r}, which replace=True replaces"
             hint = "; adopt=True takes it over 20 minutes after the last of them" if answer == "declared" else ""
             raise UsageError(f"there is a schedule {name!r} already: {why}{hint}. Give this one another name")

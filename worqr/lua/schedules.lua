@@ -677,19 +677,22 @@ end
 -- if nothing is stored: of a declared schedule that was dropped.
 -- ARGV[4] name of the schedule
 -- ARGV[5] version only under this number; empty: under any
+-- ARGV[6] undo 1: the schedule of this name is another one, whose firings and last outcome stay; 0: delete them
 -- RETURNS ok version | gone | stale | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
 -- FLAGS allow-oom
 local function unstore_schedule()
   local queue = KEYS[1]
-  local name, version = ARGV[4], ARGV[5]
+  local name, version, undo = ARGV[4], ARGV[5], ARGV[6] == '1'
 
   local found = stored_schedule(queue, name)
   if found and version ~= '' and version ~= found then
     return {'stale'}
   end
-  forget_firings(queue, name)
+  if not undo then
+    forget_firings(queue, name)
+  end
   if not found then
     return {'gone'}
   end

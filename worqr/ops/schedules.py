@@ -367,9 +367,13 @@ def store_schedule(keys: QueueKeys, name: str, definition: bytes) -> Command[tup
     return new_call("store_schedule", keys.base, (name, definition), read, numbered=True, size=len(definition))
 
 
-def unstore_schedule(keys: QueueKeys, name: str, version: str = "") -> Command[str]:
-    """Delete the call of a schedule from its queue, or only that with this number: ok, gone or stale (it has another number)."""
-    return new_call("unstore_schedule", keys.base, (name, version), expect("ok", "gone", "stale"), numbered=True)
+def unstore_schedule(keys: QueueKeys, name: str, version: str = "", *, undo: bool = False) -> Command[str]:
+    """Delete the call of a schedule from its queue, or only that with this number: ok, gone or stale (it has another number).
+
+    Its firings and its last outcome go too; not with `undo`: the name is that of another schedule.
+    """
+    args = (name, version, int(undo))
+    return new_call("unstore_schedule", keys.base, args, expect("ok", "gone", "stale"), numbered=True)
 
 
 def read_schedules(keys: QueueKeys, names: Sequence[str]) -> Command[list[tuple[str, bytes] | None]]:
