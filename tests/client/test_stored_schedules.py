@@ -533,6 +533,14 @@ async def test_a_change_keeps_what_it_does_not_name(world: World) -> None:
     assert await handle.change(world.mesh.call("mail", b""), replace=True) == "created"
 
 
+async def test_the_default_jitter_follows_a_change_of_the_times(world: World) -> None:
+    handle = world.mesh.schedule_handle("report/acme")
+    await world.mesh.schedule("report/acme", world.report, **MONDAYS)
+    for changes, jitter_ms in (({"every": 5}, 0), (MONDAYS, 60_000), ({"jitter": 7}, 7000), ({"every": 5}, 7000)):
+        await handle.change(**changes)
+        assert Definition.decode((await world.row()).definition).jitter_ms == jitter_ms
+
+
 async def test_only_a_stored_schedule_is_changed(world: World) -> None:
     definition = Definition(name="old", queue="q", task=b"", every_ms=1000).encode()
     await world.mesh._client.ask(ops.declare_schedules(world.registry, [("old", definition)], replace=True))

@@ -176,6 +176,8 @@ class ScheduleHandle:
     async def change(self, call: Call[Any] | None = None, **options: Unpack[StoredScheduleOptions]) -> Stored:
         """Change some of its options, and keep the others. `until` or `times` of None removes the bound.
 
+        A jitter that is the default for its times follows them.
+
         Args:
             call: Another call to enqueue. Default: the stored one.
             **options: See `StoredScheduleOptions`; without `adopt`.
@@ -626,6 +628,9 @@ def _given_of(definition: Definition) -> dict[str, Any]:
     """Return the options with which `_definition` makes these times."""
     found: dict[str, Any] = {"misfire": definition.misfire or "skip", "overlap": definition.overlap}
     found |= {"jitter": definition.jitter_ms / 1000, "times": definition.times or None}
+    with suppress(UsageError):  # of times that cannot be read here, which may be about to change
+        if definition.jitter_ms == _default_jitter_ms(definition):
+            del found["jitter"]
     found["until"] = at(definition.until_ms) if definition.until_ms else None
     if definition.every_ms:
         return found | {"every": definition.every_ms / 1000}
@@ -668,11 +673,12 @@ def _definition(name: str, queue: str, given: dict[str, Any], by: str) -> Defini
     if given.get("times") is not None:
         found["times"] = check_between(given["times"], "times", 1, MAX_TIMES)
     definition = Definition(**found)
-    if "jitter" in given:
-        jitter = round(seconds(given["jitter"], "jitter") * 1000)
-    else:
-        jitter = SPREAD_MS if _shortest_gap(Trigger(definition)) >= _LONG_MS else 0
+    jitter = round(seconds(given["jitter"], "jitter") * 1000) if "jitter" in given else _default_jitter_ms(definition)
     return msgspec.structs.replace(definition, jitter_ms=jitter)
+
+
+def _default_jitter_ms(times: Definition) -> int:
+    return SPREAD_MS if _shortest_gap(Trigger(times)) >= _LONG_MS else 0
 
 
 def _spread(name: str) -> int:
