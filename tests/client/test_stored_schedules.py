@@ -397,6 +397,24 @@ async def test_a_program_that_died_between_the_two_steps_is_followed_by_the_lead
     assert await world.mesh.schedules() == []
 
 
+async def test_a_call_that_a_failover_has_set_back_is_said_and_tried_at_intervals(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.mesh.schedule("report/acme", world.report, every=3600)
+    older: Any = world.client.hget(world.queue.schedules, "report/acme")
+    await world.mesh.schedule("report/acme", world.mesh.call("report", b"new"), every=3600)
+    world.client.hset(world.queue.schedules, "report/acme", older)
+    world.make_due("report/acme", world.now() - 3_600_000)
+    async with ticking(world) as ticker:
+        await fired(world, ticker)
+        assert "'report/acme' cannot be fired, trying again: its queue has an older call" in caplog.text
+        assert (world.client.zscore(world.registry.schedules_due, "report/acme") or 0) > world.now() + 1000
+        await world.mesh.schedule("report/acme", world.mesh.call("report", b"new"), every=3600)
+        world.make_due("report/acme", world.now() - 3_600_000)
+        await fired(world, ticker)
+    assert world.jobs() == 1
+
+
 async def test_a_call_that_another_program_has_spoilt_is_said_and_harms_no_other(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
