@@ -483,6 +483,20 @@ async def test_apply_deletes_nothing_if_wanted_was_not_read_to_its_end(world: Wo
     assert len(await world.mesh.schedules("report/")) == 2
 
 
+async def test_what_is_stored_while_wanted_is_read_stays(world: World) -> None:
+    """As a program does that serves users, after the database was read."""
+    mesh = world.mesh
+    await mesh.schedules_apply("report/", wanted(world, "gone", "changed"))
+
+    async def database() -> AsyncIterator[Any]:
+        yield wanted(world, "a")[0]
+        await mesh.schedule("report/new", world.report, **MONDAYS)
+        await mesh.schedule("report/changed", world.report, every=3600)
+
+    assert await mesh.schedules_apply("report/", database()) == worqr.AppliedSchedules(created=1, deleted=1)
+    assert [each.name for each in await mesh.schedules("report/")] == ["report/a", "report/changed", "report/new"]
+
+
 async def test_apply_refuses_to_delete_many_unless_it_is_told_to(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_schedules, "MOST_DELETED", 2)
     await world.mesh.schedules_apply("report/", wanted(world, "a", "b", "c"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -40,7 +40,7 @@ from worqr.cron import (
     period_ms,
     zone_name,
 )
-from worqr.errors import UsageError, WorqrError
+from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.inside import options_of
 from worqr.job_options import JobOptions, encode_options, schedule_options
 from worqr.keys import QueueKeys, RegistryKeys, check_name
@@ -298,8 +298,8 @@ class StoredSchedules(ScheduleControls):
         """Make the stored schedules with this prefix those that are wanted: add, change, and at last delete.
 
         Call it at the start of your program and once a day, with what is in your database. Schedules that are stored already are
-        only read. Nothing is deleted if `wanted` raises, or before it was read to its end. One program applies a prefix at a
-        time: another one waits up to 30 s. If it has other schedules, it deletes those of the first.
+        only read. Nothing is deleted if `wanted` raises, or before it was read to its end. What is stored meanwhile stays. One
+        program applies a prefix at a time: another waits up to 30 s. If it has other schedules, it deletes those of the first.
 
         Args:
             prefix: The beginning of all names, with a slash at its end.
@@ -318,14 +318,20 @@ class StoredSchedules(ScheduleControls):
             raise UsageError(
                 f"prefix must end with a slash, as in 'report/', not {prefix!r}: 'report/1' begins 'report/10'"
             )
-        plans = await _plans_of(wanted, prefix, self._client)
         async with self._applying(prefix) as renew:
-            return await self._apply_prefix(prefix, plans, delete_at_most, renew)
+            # What is stored from now on stays: a program may store it after `wanted` was read.
+            there = {row.name: row for row in (await self._stored_rows(prefix))[0]}
+            plans = await _plans_of(wanted, prefix, self._client, renew)
+            return await self._apply_prefix(prefix, plans, there, delete_at_most, renew)
 
     async def _apply_prefix(
-        self, prefix: str, plans: Mapping[str, _Plan], delete_at_most: int | None, renew: Callable[[], Awaitable[None]]
+        self,
+        prefix: str,
+        plans: Mapping[str, _Plan],
+        there: Mapping[str, ScheduleRow],
+        delete_at_most: int | None,
+        renew: Callable[[], Awaitable[None]],
     ) -> AppliedSchedules:
-        there = {row.name: row for row in (await self._stored_rows(prefix))[0]}
         gone = [row for name, row in there.items() if name not in plans]
         most = max(MOST_DELETED, len(there) // 10) if delete_at_most is None else delete_at_most
         if len(gone) > most:
@@ -333,11 +339,11 @@ class StoredSchedules(ScheduleControls):
                 f"{len(gone):,} of {len(there):,} schedules that begin with {prefix!r} are not wanted, and at most {most:,} may "
                 f"be deleted. Is `wanted` complete? If so, pass delete_at_most={len(gone)}"
             )
-        applied = await self._apply(plans, there, renew)
+        applied, deleted = await self._apply(plans, there, renew), 0
         for row in gone:
             await renew()
-            await _delete(self._client, row)
-        return replace(applied, deleted=len(gone))
+            deleted += await _delete(self._client, row, row.version)
+        return replace(applied, deleted=deleted)
 
     # Parts
 
@@ -366,9 +372,10 @@ class StoredSchedules(ScheduleControls):
         give_back = ops.lease_prefix(self._registry, prefix, holder, 0)
         try:
             yield renew
-        except UsageError:
-            with suppress(WorqrError):
-                await self._client.ask(give_back)
+        except Exception as error:
+            if not isinstance(error, Unavailable):
+                with suppress(WorqrError):
+                    await self._client.ask(give_back)
             raise
         await self._client.ask(give_back)  # else it ends by itself
 
@@ -453,11 +460,13 @@ class StoredSchedules(ScheduleControls):
         return cast("Stored", word)
 
 
-async def _delete(client: Client, row: ScheduleRow) -> None:
-    """Delete the call, after which it cannot fire, then its times."""
+async def _delete(client: Client, row: ScheduleRow, version: str = "") -> bool:
+    """Delete the call, after which it cannot fire, then its times. False: its call has no longer this number."""
     home = _home(client, row)
-    await client.link_to(home.name).call(ops.unstore_schedule(home, row.name))
+    if await client.link_to(home.name).call(ops.unstore_schedule(home, row.name, version)) == "stale":
+        return False
     await client.ask(ops.unindex_schedule(RegistryKeys(client.settings.prefix), row))
+    return True
 
 
 def _home(client: Client, row: ScheduleRow) -> QueueKeys:
@@ -469,9 +478,17 @@ def times_of(definition: Definition) -> str:
     return f"{definition.cron}|{definition.every_ms}|{definition.phase_ms}|{definition.timezone}"
 
 
-async def _plans_of(wanted: Iterable[Wanted] | AsyncIterable[Wanted], prefix: str, client: Client) -> dict[str, _Plan]:
+async def _plans_of(
+    wanted: Iterable[Wanted] | AsyncIterable[Wanted], prefix: str, client: Client, renew: Callable[[], Awaitable[None]]
+) -> dict[str, _Plan]:
     """Read all wanted schedules, and check them."""
-    items: Sequence[Wanted] = [each async for each in wanted] if isinstance(wanted, AsyncIterable) else list(wanted)
+    items = list[Wanted]()
+    if isinstance(wanted, AsyncIterable):
+        async for each in wanted:
+            items.append(each)
+            await renew()
+    else:
+        items += wanted
     plans: dict[str, _Plan] = {}
     for item in items:
         if not isinstance(item, tuple) or len(item) != 3:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
