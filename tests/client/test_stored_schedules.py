@@ -642,6 +642,13 @@ async def test_a_wrong_line_stores_nothing(world: World, line: object) -> None:
     assert await world.mesh.schedules() == []
 
 
+async def test_an_export_names_the_schedule_that_cannot_be_read(world: World) -> None:
+    await world.mesh.schedules_apply("report/", wanted(world, "a", "b"))
+    world.client.hset(world.queue.schedules, "report/b", "7 spoilt")
+    with pytest.raises(worqr.UsageError, match="schedule 'report/b': this version of worqr cannot read"):
+        await world.mesh.export_schedules()
+
+
 async def test_one_program_applies_a_prefix_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_schedules, "APPLY_WAIT", 0.1)
     monkeypatch.setattr(stored_schedules, "APPLY_AGAIN", 0.01)

@@ -256,13 +256,18 @@ class StoredSchedules(ScheduleControls):
         """Return the stored schedules whose names begin with `prefix`, each as a line of JSON for ``import_schedules``.
 
         Raises:
-            UsageError: Outside `connect` and `join`.
+            UsageError: A schedule cannot be read; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
         rows, lines = (await self._stored_rows(check_text(prefix, "prefix")))[0], list[str]()
-        for row, stored in await self._calls_of(rows):
-            if stored is not None:
-                lines.append(_Line.of(StoredCall.decode(stored[1]), self._client.values, paused=row.paused).text)
+        for row, found in await self._calls_of(rows):
+            if found is None:
+                continue
+            try:
+                stored = StoredCall.decode(found[1])
+            except UsageError as error:
+                raise UsageError(f"schedule {row.name!r}: {error}; store it again, or delete it") from None
+            lines.append(_Line.of(stored, self._client.values, paused=row.paused).text)
         return lines
 
     async def import_schedules(self, lines: Iterable[str]) -> AppliedSchedules:
