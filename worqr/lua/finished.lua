@@ -458,17 +458,22 @@ local function cancel_reached(start, id, tags, last, lane)
   return is_cancelled
 end
 
+-- True if the set of a tag does not have all of its jobs; and its entry MISSING. No set has jobs that were dispatched before
+-- TAGS_EXPIRE.
+local function is_incomplete(base, tag)
+  local missing = own(redis.pcall('ZSCORE', base .. ':tag:' .. tag, MISSING))
+  return missing and tonumber(missing) / 1000 >= now_ms() - TAGS_EXPIRE, missing
+end
+
 -- Returns a page of the entries of a tag, those of the earliest dispatches first, after the number `after` and up to `last`; and
 -- whether the tag has too many jobs to act on.
 local function tag_page(base, tag, after, last, limit)
   local key = base .. ':tag:' .. tag
-  local missing = own(redis.pcall('ZSCORE', key, MISSING))
-  if missing and tonumber(missing) / 1000 < now_ms() - TAGS_EXPIRE then
-    redis.call('ZREM', key, MISSING) -- no set has jobs that were dispatched before that
-    missing = nil
-  end
-  if missing then
+  local incomplete, missing = is_incomplete(base, tag)
+  if incomplete then
     return {}, true
+  elseif missing then
+    redis.call('ZREM', key, MISSING)
   end
   return own(redis.pcall('ZRANGE', key, '(' .. after, last, 'BYSCORE', 'LIMIT', 0, limit)) or {}, false
 end
@@ -824,7 +829,7 @@ local function list_tagged()
   local max_bytes, after, since = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]) or 0
   local key = queue .. ':tag:' .. tag
 
-  if own(redis.pcall('ZSCORE', key, MISSING)) then
+  if is_incomplete(queue, tag) then
     return {'large'}
   end
   local page = own(redis.pcall('ZRANGE', key, '(' .. after, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, budget)) or {}
@@ -842,7 +847,7 @@ local function list_tagged()
       local ended = whole_number(shown[19] or shown[20])
       reply[#reply + 1] = (not ended or ended >= since) and shown or nil
     end
-    reply[2], looked = cursor or after, looked + 1
+    reply[2], looked = cursor or reply[2], looked + 1
   end
   reply[1] = (looked < #page or #page == budget) and 'more' or 'ok'
   return reply
