@@ -226,7 +226,7 @@ class Webhooks:
         remedy = "write https://HOST/PATH"
         try:
             found = urlsplit(url)
-            _ = found.port
+            _ = found.port, (found.hostname or "").encode("idna")  # as the look-up of the name does
         except ValueError as error:
             raise UsageError(f"the URL of a web-hook is not valid ({error}): {remedy}") from None
         host = found.hostname

@@ -435,6 +435,8 @@ def test_a_public_address_is_public(address: str) -> None:
         ("ftp://example.org/", "write https://HOST/PATH"),
         ("https:///path", "write https://HOST/PATH"),
         ("https://example.org:port/", "not valid"),
+        ("https://example..org/", "not valid"),
+        ("https://" + "x" * 64 + ".org/", "not valid"),
         ("https://ada:pw@example.org/", "has a space or a user"),
         ("https://example.org/a b", "has a space or a user"),
         ("https://example.org/\r\nx: y", "must be ASCII"),
