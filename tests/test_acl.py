@@ -96,7 +96,7 @@ SCRIPTS = {
         *("open_batch", "open_part", "seal_batch", "close_part", "cancel_batch", "read_batch", "read_part"),
         *RELAY_SCRIPTS,
     },
-    "peer": {each.name for each in all_scripts()} - OPERATORS_ONLY - {"find_claims"},
+    "peer": {each.name for each in all_scripts()} - OPERATORS_ONLY - {"find_claims"} | {"drop_topics"},
     "operator": {
         *OPERATORS_ONLY,
         *("cancel_job", "cancel_task", "list_marks", "job_status", "read_result", "note_queues", "note_event"),

@@ -260,6 +260,16 @@ def test_a_quarter_of_every_hour_goes_on_in_real_time() -> None:
     ]
 
 
+def test_spaces_in_an_expression_change_nothing() -> None:
+    """As in a line of an export that people have edited."""
+    now = ms_of(datetime(2026, 3, 1, 12, 5, tzinfo=UTC))
+    made = [
+        Trigger(Definition(name="s", queue="q", task=b"", cron=cron, timezone="Europe/Berlin")).next_after(now)
+        for cron in ("0 * * * *", "0  * * * *", " 0 * * * *")
+    ]
+    assert {*made} == {ms_of(datetime(2026, 3, 1, 13, tzinfo=UTC))}
+
+
 def test_named_hours_mean_local_time_whatever_their_minutes() -> None:
     """Where Debian's cron would fire eight times, or not at all."""
     trigger = cron("*/15 2 * * *", "Europe/Berlin")

@@ -377,7 +377,7 @@ class _CronTimes:
         self._zone = _zone(zone)
         self._known: dict[int, int] = {}
         hours = self._new_cron(expression, datetime(2000, 1, 1)).hours
-        minute, _, rest = expression.split(" ", 2)
+        minute, _, rest = expression.split(None, 2)
         # cronsim follows real time if the hour is a star, whatever the other fields are.
         self._real_time = f"{minute} * {rest}" if hours == _EVERY_HOUR and self._zone is not UTC else ""
 

@@ -31,7 +31,7 @@ import trio
 from worqr.batches import BatchInfo, EndedJob
 from worqr.errors import UsageError, WorqrError
 from worqr.peer.context import current
-from worqr.policy import Failure, Retry, RetryPolicy
+from worqr.policy import Failure, Policy, Retry, RetryPolicy
 from worqr.validation import Seconds, seconds
 
 if TYPE_CHECKING:
@@ -123,9 +123,9 @@ def verify(
     try:
         name, stamp, given = (found[f"webhook-{each}"] for each in ("id", "timestamp", "signature"))
         timestamp = int(stamp)
-    except (KeyError, ValueError):
+        away = abs(float(time.time() if now is None else now) - timestamp)
+    except (KeyError, ValueError, OverflowError):
         raise WrongSignature("the headers webhook-id, webhook-timestamp and webhook-signature are needed") from None
-    away = abs((time.time() if now is None else now) - timestamp)
     if away > seconds(tolerance, "tolerance"):
         raise WrongSignature(
             f"the message is {away:.0f} s old or ahead: check the clocks, or it was sent again by another"
@@ -176,6 +176,7 @@ class Webhooks:
         self._allowed = [_place(each) for each in allow]
         self._tls = tls
         policy = RetryPolicy(max_failures=TRIES, backoff=_pause) if retry is None else retry
+        self._policy = Policy().with_retry(policy)
 
         @mesh.task(name=FUNCTION, retry=policy, timeout=WITHIN + 5, runs_in="loop", concurrency=100)
         async def deliver(url: str, type: str, data: Any) -> None:
@@ -225,7 +226,7 @@ class Webhooks:
         remedy = "write https://HOST/PATH"
         try:
             found = urlsplit(url)
-            _ = found.port
+            _ = found.port, (found.hostname or "").encode("idna")  # as the look-up of the name does
         except ValueError as error:
             raise UsageError(f"the URL of a web-hook is not valid ({error}): {remedy}") from None
         host = found.hostname
@@ -289,7 +290,8 @@ class Webhooks:
                     await response.aread()  # else the receiver would see the connection break
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise OSError(_reason(error)) from error
-        _judge(urlsplit(url).hostname or "", response.status, found.get(b"retry-after", b""))
+        least = self._policy.delay_after(current().failures, Retry.__name__, lambda _: None)
+        _judge(urlsplit(url).hostname or "", response.status, found.get(b"retry-after", b""), least)
 
 
 def _reason(error: BaseException | None) -> str:
@@ -301,14 +303,18 @@ def _reason(error: BaseException | None) -> str:
     return "the connection broke"
 
 
-def _judge(host: str, status: int, after: bytes) -> None:
-    """Raise if a reply says that the message was not taken."""
+def _judge(host: str, status: int, after: bytes, least: float) -> None:
+    """Raise if a reply says that the message was not taken.
+
+    The next try is after `least` seconds or more: a receiver that is away for an hour, and always asks for a second, must not use
+    up the tries.
+    """
     if 200 <= status < 300:
         return
     if status == 410:
         raise Failure(f"{host} wants no more messages (410)")
     if status in {429, 503} and after.isdigit():
-        raise Retry(f"{host} asks for a pause ({status})", delay=min(int(after[:9]), _PAUSES[-1]))
+        raise Retry(f"{host} asks for a pause ({status})", delay=max(least, min(int(after[:9]), _PAUSES[-1])))
     why = "redirects are not followed: give the new address" if 300 <= status < 400 else "it must answer 200 to 299"
     raise NotTaken(f"{host} answered {status}; {why}")
 
@@ -368,9 +374,9 @@ class _Network:
         if not usable:
             raise Failure(f"{host} has no public address: write allow=[{host!r}] if it is one of yours")
         opener: Any = httpcore.TrioBackend()
-        for address in usable[:-1]:
-            with contextlib.suppress(httpcore.ConnectError):
-                return await opener.connect_tcp(address, port, **options)
+        for address in usable[:-1]:  # one that does not answer leaves the others their share of the time
+            with contextlib.suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
+                return await opener.connect_tcp(address, port, **options | {"timeout": WITHIN / len(usable)})
         return await opener.connect_tcp(usable[-1], port, **options)
 
     async def sleep(self, seconds: float) -> None:
@@ -381,7 +387,7 @@ def is_public(address: str) -> bool:
     """Return True if this address is reached over the internet, and so is the IPv4 address in it, if there is one."""
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv6Address):
-        if ip in _OWN_NAT64:
+        if ip in _OWN_NAT64 or ip.is_site_local:
             return False
         if ip in _NAT64:
             return is_public(str(IPv4Address(int(ip) & 0xFFFF_FFFF)))

@@ -130,7 +130,7 @@ async def imported(lines: str) -> subprocess.CompletedProcess[bytes]:
 async def test_schedules_are_exported_and_imported(beside: Beside, mesh: worqr.Mesh) -> None:
     async with mesh.connect():
         await mesh.schedule("report/a", mesh.call("report", b"\xff"), every=3600)
-        await mesh.schedule("report/b", mesh.call("report", x=1), cron="0 7 * * *", times=2)
+        await mesh.schedule("report/b", mesh.call("report", x="1\x85\u2028"), cron="0 7 * * *", times=2)
         await mesh.pause_schedule("report/b")
         saved = (await beside("schedules", "export")).out
         for name in ("report/a", "report/b"):

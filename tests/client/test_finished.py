@@ -7,11 +7,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import trio
 
 import worqr
 from tests.peer.conftest import mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import eventually, serving
 from worqr.client.finished import UNREACHED
+from worqr.client.stored_schedules import call_with
 
 pytestmark = pytest.mark.leaves("*")
 KEEP = worqr.Keep(jobs=100, days=1)
@@ -105,6 +107,37 @@ async def test_all_jobs_of_a_tag_are_cancelled_counted_retried_and_forgotten(lin
     assert await queue.jobs(tag="all") == [] and await queue.jobs(state="ended") == []
     assert payloads(await queue.jobs(state="scheduled")) == [b"later"]
     assert {"tag_cancelled", "tag_retried", "tag_forgotten"} <= {entry.kind for entry in await linked.log()}
+
+
+async def test_to_forget_an_ended_job_leaves_a_later_one_of_its_id(linked: worqr.Mesh) -> None:
+    queue = await ended(linked, b"a", b"fail", id="report")
+    later = await queue.dispatch(b"of another customer", id="report", delay=100, tags={"other"})
+    forgotten = await linked.forget_tagged("all")
+    assert (forgotten.kept, forgotten.dead_letters, forgotten.waiting) == (2, 1, 0)
+    assert (await later.status()).state == "scheduled"
+    assert payloads(await queue.jobs(tag="other")) == [b"of another customer"]
+
+
+async def test_nothing_is_kept_of_the_runs_of_a_schedule_that_were_forgotten(linked: worqr.Mesh) -> None:
+    call = call_with(linked.call("Q1", b"of a customer"), tags={"a"})
+    await linked.schedule("yearly", call, cron="0 0 1 1 *")
+    handle, queue = linked.schedule_handle("yearly"), linked.queue("Q1")
+
+    async def sleep(task: bytes) -> None:
+        await trio.sleep(60)
+
+    await handle.run_now()
+    assert (await linked.forget_tagged("a")).waiting == 1
+    async with serving(linked, "Q1", sleep):
+        job = await handle.run_now()
+        await eventually(lambda: queue.count_tagged("a"), {"active": 1})
+        assert (await linked.forget_tagged("a")).running == 1
+        await eventually(lambda: is_gone(job), True)
+    assert await queue.jobs(state="ended") == []
+
+
+async def is_gone(job: worqr.Job[bytes]) -> bool:
+    return (await job.status()).state not in {"waiting", "active"}
 
 
 async def test_tags_of_a_function_come_from_its_arguments(linked: worqr.Mesh) -> None:

@@ -19,6 +19,7 @@ from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - f
 from tests.peer.tools import Runs, eventually, serving, until
 from tests.support.servers import Server
 from worqr.client.schedules import all_schedules, schedule_of
+from worqr.client.stored_schedules import call_with
 from worqr.cron import Definition, Override, outcome_of
 from worqr.keys import RegistryKeys
 from worqr.ops import ScheduleRow
@@ -69,6 +70,18 @@ async def test_the_task_of_a_schedule_is_enqueued_and_its_plan_stays(new_mesh: N
         after = await planned(mesh)
         assert (after.next_run, after.last_run) == (before.next_run, None)
         assert ("schedule_run", "shop", "Q1", "yearly") in await log(mesh)
+
+
+@pytest.mark.leaves("shards", "{*}*")
+async def test_a_call_with_a_lane_is_run_by_hand_in_a_queue_with_shards(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+    queue = mesh.queue("Q1", shards=3)
+    mesh.cron(YEARLY, call_with(mesh.call("Q1", b"x"), lane="acme"), name="yearly")
+    async with mesh.join():
+        await planned(mesh)
+        assert (await mesh.run_schedule("yearly")).outcome == "created"
+        assert (await mesh.run_schedule("yearly")).outcome == "unchanged"
+        assert (await queue.job("cron:yearly").status()).state == "waiting"
 
 
 async def test_a_schedule_runs_at_the_times_of_its_override_until_it_is_reset(new_mesh: NewMesh) -> None:

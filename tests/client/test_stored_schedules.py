@@ -215,6 +215,19 @@ async def test_a_declared_name_is_refused_and_a_declaration_of_a_stored_one_is_h
         assert (await world.mesh.schedules())[0].queue == "report"
 
 
+async def test_a_name_that_is_refused_changes_nothing_of_the_declared_schedule(world: World, new_mesh: NewMesh) -> None:
+    declaring = new_mesh()
+    declaring.every(3600, declaring.call("report"), name="nightly")
+    async with declaring.join(grace=0):
+        await (await declaring.run_schedule("nightly")).cancel(reason="not now")
+        [before] = await declaring.schedules()
+        with pytest.raises(worqr.UsageError, match="workers declare it"):
+            await world.mesh.schedule("nightly", world.report, **MONDAYS)
+        [after] = await declaring.schedules()
+        assert before.last_outcome is not None
+        assert after.last_outcome == before.last_outcome
+
+
 def _said(caplog: pytest.LogCaptureFixture, text: str) -> Any:
     async def said() -> bool:
         return text in caplog.text
@@ -287,6 +300,16 @@ async def test_a_schedule_ends_after_its_times_which_skipped_firings_do_not_use(
     assert not world.client.exists(world.queue.schedules)
 
 
+async def test_a_schedule_with_fewer_times_than_it_had_fires_no_more(world: World) -> None:
+    options: dict[str, Any] = {"every": 3600, "jitter": 0, "misfire": 100, "overlap": "cancel"}
+    await world.mesh.schedule("report/acme", world.report, **options, times=2)
+    world.client.hset(world.registry.schedules, "ran report/acme", 3)
+    world.make_due("report/acme", world.now() - 5 * 3_600_000)
+    async with ticking(world) as ticker:
+        row = await fired(world, ticker)
+    assert (row.ran, row.ended is not None, world.jobs()) == (3, True, 0)
+
+
 async def test_a_firing_that_is_judged_twice_is_counted_once(world: World) -> None:
     """A leader dies between the firing and its note."""
     await world.mesh.schedule("report/acme", world.report, every=3600, jitter=0, times=5)
@@ -299,6 +322,19 @@ async def test_a_firing_that_is_judged_twice_is_counted_once(world: World) -> No
         assert (row.ran, row.fired, world.jobs()) == (1, hour, 1)
         await dies.tick_once()
         assert (await world.row()).ran == 1
+
+
+async def test_a_change_while_the_last_firing_is_noted_holds(world: World) -> None:
+    """As a handler does that gives its own schedule more times."""
+    await world.mesh.schedule("report/acme", world.report, every=3600, jitter=0, times=1)
+    world.make_due("report/acme", world.now() - 3_600_000)
+    async with ticking(world) as ticker:
+        await ticker.tick_once()
+        assert world.jobs() == 1
+        assert await world.mesh.schedule_handle("report/acme").change(times=2) == "updated"
+        await ticker.tick_once()
+        row = await fired(world, ticker)
+    assert (row.ran, row.ended) == (1, None)
 
 
 async def test_until_is_the_last_nominal_time(world: World) -> None:
@@ -361,6 +397,24 @@ async def test_a_program_that_died_between_the_two_steps_is_followed_by_the_lead
     assert await world.mesh.schedules() == []
 
 
+async def test_a_call_that_a_failover_has_set_back_is_said_and_tried_at_intervals(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.mesh.schedule("report/acme", world.report, every=3600)
+    older: Any = world.client.hget(world.queue.schedules, "report/acme")
+    await world.mesh.schedule("report/acme", world.mesh.call("report", b"new"), every=3600)
+    world.client.hset(world.queue.schedules, "report/acme", older)
+    world.make_due("report/acme", world.now() - 3_600_000)
+    async with ticking(world) as ticker:
+        await fired(world, ticker)
+        assert "'report/acme' cannot be fired, trying again: its queue has an older call" in caplog.text
+        assert (world.client.zscore(world.registry.schedules_due, "report/acme") or 0) > world.now() + 1000
+        await world.mesh.schedule("report/acme", world.mesh.call("report", b"new"), every=3600)
+        world.make_due("report/acme", world.now() - 3_600_000)
+        await fired(world, ticker)
+    assert world.jobs() == 1
+
+
 async def test_a_call_that_another_program_has_spoilt_is_said_and_harms_no_other(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -408,6 +462,15 @@ async def test_apply_adds_changes_and_deletes_what_begins_with_the_prefix(world:
     assert len(await mesh.schedules()) == 4
 
 
+async def test_apply_replaces_the_schedule_of_another_function_if_it_is_told_to(world: World) -> None:
+    mesh, other = world.mesh, world.mesh.call("mail", b"acme")
+    await mesh.schedule("report/acme", world.report, **MONDAYS)
+    with pytest.raises(worqr.UsageError, match="it calls 'report', which replace=True replaces"):
+        await mesh.schedules_apply("report/", [("report/acme", other, MONDAYS)])
+    await mesh.schedules_apply("report/", [("report/acme", other, MONDAYS | {"replace": True})])
+    assert (await world.row()).home == "mail"
+
+
 async def test_apply_deletes_nothing_if_wanted_was_not_read_to_its_end(world: World) -> None:
     await world.mesh.schedules_apply("report/", wanted(world, "a", "b"))
 
@@ -418,6 +481,20 @@ async def test_apply_deletes_nothing_if_wanted_was_not_read_to_its_end(world: Wo
     with pytest.raises(OSError, match="the database is away"):
         await world.mesh.schedules_apply("report/", broken())
     assert len(await world.mesh.schedules("report/")) == 2
+
+
+async def test_what_is_stored_while_wanted_is_read_stays(world: World) -> None:
+    """As a program does that serves users, after the database was read."""
+    mesh = world.mesh
+    await mesh.schedules_apply("report/", wanted(world, "gone", "changed"))
+
+    async def database() -> AsyncIterator[Any]:
+        yield wanted(world, "a")[0]
+        await mesh.schedule("report/new", world.report, **MONDAYS)
+        await mesh.schedule("report/changed", world.report, every=3600)
+
+    assert await mesh.schedules_apply("report/", database()) == worqr.AppliedSchedules(created=1, deleted=1)
+    assert [each.name for each in await mesh.schedules("report/")] == ["report/a", "report/changed", "report/new"]
 
 
 async def test_apply_refuses_to_delete_many_unless_it_is_told_to(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,6 +563,14 @@ async def test_a_change_keeps_what_it_does_not_name(world: World) -> None:
     with pytest.raises(worqr.UsageError, match="it calls 'report', which replace=True replaces"):
         await handle.change(world.mesh.call("mail", b""))
     assert await handle.change(world.mesh.call("mail", b""), replace=True) == "created"
+
+
+async def test_the_default_jitter_follows_a_change_of_the_times(world: World) -> None:
+    handle = world.mesh.schedule_handle("report/acme")
+    await world.mesh.schedule("report/acme", world.report, **MONDAYS)
+    for changes, jitter_ms in (({"every": 5}, 0), (MONDAYS, 60_000), ({"jitter": 7}, 7000), ({"every": 5}, 7000)):
+        await handle.change(**changes)
+        assert Definition.decode((await world.row()).definition).jitter_ms == jitter_ms
 
 
 async def test_only_a_stored_schedule_is_changed(world: World) -> None:
@@ -557,6 +642,13 @@ async def test_a_wrong_line_stores_nothing(world: World, line: object) -> None:
     assert await world.mesh.schedules() == []
 
 
+async def test_an_export_names_the_schedule_that_cannot_be_read(world: World) -> None:
+    await world.mesh.schedules_apply("report/", wanted(world, "a", "b"))
+    world.client.hset(world.queue.schedules, "report/b", "7 spoilt")
+    with pytest.raises(worqr.UsageError, match="schedule 'report/b': this version of worqr cannot read"):
+        await world.mesh.export_schedules()
+
+
 async def test_one_program_applies_a_prefix_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_schedules, "APPLY_WAIT", 0.1)
     monkeypatch.setattr(stored_schedules, "APPLY_AGAIN", 0.01)
@@ -572,6 +664,17 @@ async def test_one_program_applies_a_prefix_at_a_time(world: World, monkeypatch:
         assert await mesh.schedules() == []
         assert (await mesh.schedules_apply("mail/", [])).deleted == 0
     assert (await mesh.schedules_apply("report/", ours())).created == 1
+
+
+async def test_after_a_refusal_the_same_prefix_is_applied_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_schedules, "APPLY_WAIT", 0)
+    mesh = world.mesh
+    await mesh.schedules_apply("report/", wanted(world, "a", "b"))
+    with pytest.raises(worqr.UsageError, match="pass delete_at_most=2"):
+        await mesh.schedules_apply("report/", [], delete_at_most=0)
+    assert (await mesh.schedules_apply("report/", [], delete_at_most=2)).deleted == 2
 
 
 async def test_a_program_that_has_lost_its_lease_stops(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,24 @@ async def test_each_subscriber_gets_one_job_with_the_value(mesh: worqr.Mesh) -> 
         ]
 
 
+async def test_a_handler_with_a_new_name_gets_each_event_once(new_mesh: NewMesh) -> None:
+    old, new = new_mesh(), new_mesh()
+    got: list[int] = []
+
+    @old.on("order.paid", name="shop.receipt")
+    async def receipt(order: int) -> None: ...
+
+    @new.on("order.paid", name="shop.send_receipt", aliases=["shop.receipt"])
+    async def send_receipt(order: int) -> None:
+        got.append(order)
+
+    async with old.join(grace=0):
+        pass
+    async with new.join():
+        assert (await new.publish("order.paid", 7)).to == ("shop.send_receipt",)
+        await come(lambda: got, [7])
+
+
 async def test_an_event_for_nobody_stores_nothing_and_the_server_is_asked_before_that_is_said(
     new_mesh: NewMesh,
     server: Server,

@@ -4,6 +4,7 @@ each job that is stored anywhere is found by its tags, and by no other."""
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -306,6 +307,14 @@ def test_a_full_tag_makes_room_by_what_is_stale(desk: Desk) -> None:
     desk.dispatch("x", tags="red")
     assert ids(tagged(desk, "red")) == ["x"]
     assert desk.client.zcard(desk.q.tagged("red")) == 100_000 - 100 + 1
+
+
+def test_a_tag_that_was_full_over_30_days_ago_is_listed_again(desk: Desk) -> None:
+    number = desk.dispatch("x", tags="red").number
+    desk.client.zadd(desk.q.tagged("red"), {"-": (round(time.time()) - 31 * 86_400) * 1_000_000})
+    page = desk.call(ops.list_tagged(desk.q, "red"))
+    assert (page.too_large, ids(page.jobs)) == (False, ["x"])
+    assert page.after == str(number) and not desk.call(ops.list_tagged(desk.q, "red", after=page.after)).jobs
 
 
 def test_all_that_is_stored_of_a_tag_is_forgotten(desk: Desk) -> None:

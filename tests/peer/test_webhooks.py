@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import ssl
 import threading
 import time
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any
 
+import httpcore
 import pytest
 import standardwebhooks
 import trio
@@ -202,6 +204,21 @@ async def test_a_receiver_may_ask_for_a_pause_or_for_no_more(
     assert len(receiver.got) == 2
 
 
+async def test_a_receiver_that_always_asks_for_a_second_does_not_use_up_the_tries(
+    mesh: worqr.Mesh, hooked: Hooked, receiver: Receiver
+) -> None:
+    hooks, _ = hooked(retry=worqr.RetryPolicy(max_failures=4, min_backoff=600, max_backoff=600))
+    receiver.answers = [(503, {"retry-after": "0"}, b"")] * 4
+    async with mesh.join():
+        job = await hooks.send(receiver.url, "a")
+        await eventually(lambda: state_of(job), "scheduled")
+        due = (await job.status()).run_at
+        assert due is not None
+        assert due.timestamp() - time.time() > 250
+        await job.cancel()
+    assert len(receiver.got) == 1
+
+
 async def state_of(job: worqr.Job[None]) -> str:
     return (await job.status()).state
 
@@ -304,6 +321,31 @@ async def test_what_was_checked_is_called_although_the_name_means_something_else
     assert names.asked == ["hooks.example.org"]
 
 
+async def test_an_address_that_does_not_answer_leaves_time_for_the_next(
+    mesh: worqr.Mesh, hooked: Hooked, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "WITHIN", 2)
+    connect = httpcore.TrioBackend.connect_tcp
+
+    async def connect_tcp(self: Any, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:
+        if host == "127.0.0.9":
+            await trio.sleep(math.inf if timeout is None else timeout)
+            raise httpcore.ConnectTimeout
+        return await connect(self, host, port, timeout, **options)
+
+    class Two(Names):
+        async def getaddrinfo(self, host: Any, port: Any, *_: Any, **__: Any) -> Any:
+            return [(2, 1, 6, "", (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
+
+    monkeypatch.setattr(httpcore.TrioBackend, "connect_tcp", connect_tcp)
+    hooks, _ = hooked(allow=["hooks.example.org"], retry=worqr.RetryPolicy(max_failures=1))
+    trio.socket.set_custom_hostname_resolver(Two())
+    async with mesh.join():
+        job = await hooks.send(f"http://hooks.example.org:{receiver.port}/", "a")
+        await eventually(partial(state_of, job), "gone")
+    assert len(receiver.got) == 1
+
+
 async def test_a_certificate_is_that_of_the_name(mesh: worqr.Mesh, hooked: Hooked) -> None:
     authority = trustme.CA()
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
@@ -352,6 +394,7 @@ PRIVATE_NETWORKS = [
             "64:ff9b:1::/48",
             "fc00::/7",
             "fe80::/10",
+            "fec0::/10",
             "ff00::/8",
         ),
     )
@@ -392,6 +435,8 @@ def test_a_public_address_is_public(address: str) -> None:
         ("ftp://example.org/", "write https://HOST/PATH"),
         ("https:///path", "write https://HOST/PATH"),
         ("https://example.org:port/", "not valid"),
+        ("https://example..org/", "not valid"),
+        ("https://" + "x" * 64 + ".org/", "not valid"),
         ("https://ada:pw@example.org/", "has a space or a user"),
         ("https://example.org/a b", "has a space or a user"),
         ("https://example.org/\r\nx: y", "must be ASCII"),
@@ -436,6 +481,7 @@ def test_a_receiver_knows_what_was_signed_and_nothing_else(noise: bytes, stamp: 
         {"Webhook-Id": "msg_2"},
         {"Webhook-Timestamp": str(stamp + 1)},
         {"Webhook-Timestamp": "soon"},
+        {"Webhook-Timestamp": "9" * 400},
         {"Webhook-Signature": "v1,"},
         {"Webhook-Signature": "v1,é"},
         {"Webhook-Signature": headers["Webhook-Signature"].replace("v1,", "v1a,")},

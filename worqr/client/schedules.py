@@ -255,17 +255,18 @@ class ScheduleControls:
 
     async def _run_by_hand(self, row: ScheduleRow, definition: Definition) -> Job[bytes]:
         """Enqueue the call of a schedule; of a stored one with its options."""
-        keys, task = QueueKeys(self._client.settings.prefix, definition.queue), definition.task
+        keys, task = await _home_of(self._client, row, definition.queue), definition.task
         options: dict[str, Any] = {}
         if row.version:
-            home = QueueKeys.of(self._client.settings.prefix, row.home)
-            [found] = await self._client.link_to(home.name).call(ops.read_schedules(home, [row.name]))
+            [found] = await self._client.link_to(keys.name).call(ops.read_schedules(keys, [row.name]))
             if found is None:
                 raise await self._unknown(row.name)
             stored = StoredCall.decode(found[1])
             options, task = stored.options, stored.task
         else:
             options = dict(definition.options)
+            if keys.tag:  # as the leader fires it: the lane may lie in another shard
+                options.pop("lane", None)
             if definition.workflow:
                 options["workflow"] = True
             if definition.lifetime_ms:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -40,7 +40,7 @@ from worqr.cron import (
     period_ms,
     zone_name,
 )
-from worqr.errors import UsageError
+from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.inside import options_of
 from worqr.job_options import JobOptions, encode_options, schedule_options
 from worqr.keys import QueueKeys, RegistryKeys, check_name
@@ -176,6 +176,8 @@ class ScheduleHandle:
     async def change(self, call: Call[Any] | None = None, **options: Unpack[StoredScheduleOptions]) -> Stored:
         """Change some of its options, and keep the others. `until` or `times` of None removes the bound.
 
+        A jitter that is the default for its times follows them.
+
         Args:
             call: Another call to enqueue. Default: the stored one.
             **options: See `StoredScheduleOptions`; without `adopt`.
@@ -239,10 +241,8 @@ class StoredSchedules(ScheduleControls):
             Unavailable: The server did not reply within `patience`. Call it again: that changes nothing twice.
         """
         given = dict(options)
-        force = "replace" if given.pop("replace", False) else "adopt" if given.pop("adopt", False) else ""
-        given.pop("adopt", None)
-        plan = _Plan.of(name, call, given, self._client)
-        return await self._store(plan, force)
+        force = _force_of(given)
+        return await self._store(_Plan.of(name, call, given, self._client), force)
 
     def schedule_handle(self, name: str) -> ScheduleHandle:
         """Return a handle of the schedule with this name. This does no I/O; the schedule does not have to exist.
@@ -256,13 +256,18 @@ class StoredSchedules(ScheduleControls):
         """Return the stored schedules whose names begin with `prefix`, each as a line of JSON for ``import_schedules``.
 
         Raises:
-            UsageError: Outside `connect` and `join`.
+            UsageError: A schedule cannot be read; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
         rows, lines = (await self._stored_rows(check_text(prefix, "prefix")))[0], list[str]()
-        for row, stored in await self._calls_of(rows):
-            if stored is not None:
-                lines.append(_Line.of(StoredCall.decode(stored[1]), self._client.values, paused=row.paused).text)
+        for row, found in await self._calls_of(rows):
+            if found is None:
+                continue
+            try:
+                stored = StoredCall.decode(found[1])
+            except UsageError as error:
+                raise UsageError(f"schedule {row.name!r}: {error}; store it again, or delete it") from None
+            lines.append(_Line.of(stored, self._client.values, paused=row.paused).text)
         return lines
 
     async def import_schedules(self, lines: Iterable[str]) -> AppliedSchedules:
@@ -298,8 +303,8 @@ class StoredSchedules(ScheduleControls):
         """Make the stored schedules with this prefix those that are wanted: add, change, and at last delete.
 
         Call it at the start of your program and once a day, with what is in your database. Schedules that are stored already are
-        only read. Nothing is deleted if `wanted` raises, or before it was read to its end. One program applies a prefix at a
-        time: another one waits up to 30 s. If it has other schedules, it deletes those of the first.
+        only read. Nothing is deleted if `wanted` raises, or before it was read to its end. What is stored meanwhile stays. One
+        program applies a prefix at a time: another waits up to 30 s. If it has other schedules, it deletes those of the first.
 
         Args:
             prefix: The beginning of all names, with a slash at its end.
@@ -318,14 +323,20 @@ class StoredSchedules(ScheduleControls):
             raise UsageError(
                 f"prefix must end with a slash, as in 'report/', not {prefix!r}: 'report/1' begins 'report/10'"
             )
-        plans = await _plans_of(wanted, prefix, self._client)
         async with self._applying(prefix) as renew:
-            return await self._apply_prefix(prefix, plans, delete_at_most, renew)
+            # What is stored from now on stays: a program may store it after `wanted` was read.
+            there = {row.name: row for row in (await self._stored_rows(prefix))[0]}
+            plans = await _plans_of(wanted, prefix, self._client, renew)
+            return await self._apply_prefix(prefix, plans, there, delete_at_most, renew)
 
     async def _apply_prefix(
-        self, prefix: str, plans: Mapping[str, _Plan], delete_at_most: int | None, renew: Callable[[], Awaitable[None]]
+        self,
+        prefix: str,
+        plans: Mapping[str, _Plan],
+        there: Mapping[str, ScheduleRow],
+        delete_at_most: int | None,
+        renew: Callable[[], Awaitable[None]],
     ) -> AppliedSchedules:
-        there = {row.name: row for row in (await self._stored_rows(prefix))[0]}
         gone = [row for name, row in there.items() if name not in plans]
         most = max(MOST_DELETED, len(there) // 10) if delete_at_most is None else delete_at_most
         if len(gone) > most:
@@ -333,11 +344,11 @@ class StoredSchedules(ScheduleControls):
                 f"{len(gone):,} of {len(there):,} schedules that begin with {prefix!r} are not wanted, and at most {most:,} may "
                 f"be deleted. Is `wanted` complete? If so, pass delete_at_most={len(gone)}"
             )
-        applied = await self._apply(plans, there, renew)
+        applied, deleted = await self._apply(plans, there, renew), 0
         for row in gone:
             await renew()
-            await _delete(self._client, row)
-        return replace(applied, deleted=len(gone))
+            deleted += await _delete(self._client, row, row.version)
+        return replace(applied, deleted=deleted)
 
     # Parts
 
@@ -363,8 +374,15 @@ class StoredSchedules(ScheduleControls):
                 if time.monotonic() >= until:
                     raise
             await sleep(self._client.link, APPLY_AGAIN)
-        yield renew
-        await self._client.ask(ops.lease_prefix(self._registry, prefix, holder, 0))  # else it ends by itself
+        give_back = ops.lease_prefix(self._registry, prefix, holder, 0)
+        try:
+            yield renew
+        except Exception as error:
+            if not isinstance(error, Unavailable):
+                with suppress(WorqrError):
+                    await self._client.ask(give_back)
+            raise
+        await self._client.ask(give_back)  # else it ends by itself
 
     async def _apply(
         self,
@@ -377,7 +395,7 @@ class StoredSchedules(ScheduleControls):
         for plan in await self._changed(plans.values(), there):
             if renew is not None:
                 await renew()
-            counts[await self._store(plan, "")] += 1
+            counts[await self._store(plan, plan.force)] += 1
         counts["unchanged"] = len(plans) - counts["created"] - counts["updated"]
         return AppliedSchedules(**counts)
 
@@ -437,7 +455,7 @@ class StoredSchedules(ScheduleControls):
         )
         answer, other = await self._client.ask(index)
         if answer != "ok":
-            await link.call(ops.unstore_schedule(home, name, version))
+            await link.call(ops.unstore_schedule(home, name, version, undo=True))
             why = "workers declare it" if answer == "declared" else f"it calls {other!r}, which replace=True replaces"
             hint = "; adopt=True takes it over 20 minutes after the last of them" if answer == "declared" else ""
             raise UsageError(f"there is a schedule {name!r} already: {why}{hint}. Give this one another name")
@@ -447,11 +465,13 @@ class StoredSchedules(ScheduleControls):
         return cast("Stored", word)
 
 
-async def _delete(client: Client, row: ScheduleRow) -> None:
-    """Delete the call, after which it cannot fire, then its times."""
+async def _delete(client: Client, row: ScheduleRow, version: str = "") -> bool:
+    """Delete the call, after which it cannot fire, then its times. False: its call has no longer this number."""
     home = _home(client, row)
-    await client.link_to(home.name).call(ops.unstore_schedule(home, row.name))
+    if await client.link_to(home.name).call(ops.unstore_schedule(home, row.name, version)) == "stale":
+        return False
     await client.ask(ops.unindex_schedule(RegistryKeys(client.settings.prefix), row))
+    return True
 
 
 def _home(client: Client, row: ScheduleRow) -> QueueKeys:
@@ -463,9 +483,17 @@ def times_of(definition: Definition) -> str:
     return f"{definition.cron}|{definition.every_ms}|{definition.phase_ms}|{definition.timezone}"
 
 
-async def _plans_of(wanted: Iterable[Wanted] | AsyncIterable[Wanted], prefix: str, client: Client) -> dict[str, _Plan]:
+async def _plans_of(
+    wanted: Iterable[Wanted] | AsyncIterable[Wanted], prefix: str, client: Client, renew: Callable[[], Awaitable[None]]
+) -> dict[str, _Plan]:
     """Read all wanted schedules, and check them."""
-    items: Sequence[Wanted] = [each async for each in wanted] if isinstance(wanted, AsyncIterable) else list(wanted)
+    items = list[Wanted]()
+    if isinstance(wanted, AsyncIterable):
+        async for each in wanted:
+            items.append(each)
+            await renew()
+    else:
+        items += wanted
     plans: dict[str, _Plan] = {}
     for item in items:
         if not isinstance(item, tuple) or len(item) != 3:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
@@ -473,7 +501,9 @@ async def _plans_of(wanted: Iterable[Wanted] | AsyncIterable[Wanted], prefix: st
                 f"wanted takes a name, a call and options, as in ('report/a', fn.call(), {{...}}), not {item!r}"
             )
         name, call, options = item
-        plan = _Plan.of(name, call, dict(options), client)
+        given = dict(options)
+        force = _force_of(given)
+        plan = replace(_Plan.of(name, call, given, client), force=force)
         if not name.startswith(prefix):
             raise UsageError(f"schedule {name!r} does not begin with {prefix!r}")
         if name in plans:
@@ -490,11 +520,13 @@ class _Plan:
         definition: its times, without the payload.
         options: of its jobs, encoded.
         blob: what is stored in the queue.
+        force: replace, adopt, or empty.
     """
 
     definition: Definition
     options: Mapping[str, object]
     blob: bytes
+    force: str = ""
 
     @staticmethod
     def of(name: object, call: object, given: dict[str, Any], client: Client) -> _Plan:
@@ -604,6 +636,12 @@ def next_times_of(name: str, options: StoredScheduleOptions, count: int) -> list
     return [at(each) for each in found[1:] if not definition.until_ms or each <= definition.until_ms]
 
 
+def _force_of(given: dict[str, Any]) -> str:
+    """Take `replace` and `adopt` out of the options. Return the one that holds; empty: none."""
+    replaces, adopts = given.pop("replace", False), given.pop("adopt", False)
+    return "replace" if replaces else "adopt" if adopts else ""
+
+
 def _declared_error(name: str) -> UsageError:
     return UsageError(f"workers declare the schedule {name!r}: change it in their code, or override its times")
 
@@ -612,6 +650,9 @@ def _given_of(definition: Definition) -> dict[str, Any]:
     """Return the options with which `_definition` makes these times."""
     found: dict[str, Any] = {"misfire": definition.misfire or "skip", "overlap": definition.overlap}
     found |= {"jitter": definition.jitter_ms / 1000, "times": definition.times or None}
+    with suppress(UsageError):  # of times that cannot be read here, which may be about to change
+        if definition.jitter_ms == _default_jitter_ms(definition):
+            del found["jitter"]
     found["until"] = at(definition.until_ms) if definition.until_ms else None
     if definition.every_ms:
         return found | {"every": definition.every_ms / 1000}
@@ -654,11 +695,12 @@ def _definition(name: str, queue: str, given: dict[str, Any], by: str) -> Defini
     if given.get("times") is not None:
         found["times"] = check_between(given["times"], "times", 1, MAX_TIMES)
     definition = Definition(**found)
-    if "jitter" in given:
-        jitter = round(seconds(given["jitter"], "jitter") * 1000)
-    else:
-        jitter = SPREAD_MS if _shortest_gap(Trigger(definition)) >= _LONG_MS else 0
+    jitter = round(seconds(given["jitter"], "jitter") * 1000) if "jitter" in given else _default_jitter_ms(definition)
     return msgspec.structs.replace(definition, jitter_ms=jitter)
+
+
+def _default_jitter_ms(times: Definition) -> int:
+    return SPREAD_MS if _shortest_gap(Trigger(times)) >= _LONG_MS else 0
 
 
 def _spread(name: str) -> int:

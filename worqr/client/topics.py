@@ -154,10 +154,11 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """What a handler is subscribed to."""
+    """What a handler is subscribed to. The queues of its `aliases`, which it serves too, are not: it would get events twice."""
 
     patterns: tuple[str, ...]
     facts: Facts
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class FunctionDefinition:
         parameter = "" if codec.payload_is_argument else codec.parameters[0].name
         done = "" if options.keep is None else encode_keep(options.keep)
         facts = Facts(app, parameter, options.max_length, done, encode_tags(tags, "tags") if tags else "")
-        return Subscribed(self.patterns, facts)
+        return Subscribed(self.patterns, facts, self.aliases)
 
     def rename(self, name: str, aliases: tuple[str, ...]) -> None:
         """Rename the function, because its registry was included with a prefix."""

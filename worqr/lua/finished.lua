@@ -18,6 +18,7 @@
 
 local MOST_TRIMMED = 100
 local OF_SCHEDULE = '20 34560000000 67108864 fired' -- the last 20 of a queue, for 400 days as their outcomes
+local KEEP_NOTHING = '0 1 1'
 local MOST_TAGS = 8
 local TAG_BYTES = 100
 local MOST_TAGGED = 100000
@@ -457,17 +458,22 @@ local function cancel_reached(start, id, tags, last, lane)
   return is_cancelled
 end
 
+-- True if the set of a tag does not have all of its jobs; and its entry MISSING. No set has jobs that were dispatched before
+-- TAGS_EXPIRE.
+local function is_incomplete(base, tag)
+  local missing = own(redis.pcall('ZSCORE', base .. ':tag:' .. tag, MISSING))
+  return missing and tonumber(missing) / 1000 >= now_ms() - TAGS_EXPIRE, missing
+end
+
 -- Returns a page of the entries of a tag, those of the earliest dispatches first, after the number `after` and up to `last`; and
 -- whether the tag has too many jobs to act on.
 local function tag_page(base, tag, after, last, limit)
   local key = base .. ':tag:' .. tag
-  local missing = own(redis.pcall('ZSCORE', key, MISSING))
-  if missing and tonumber(missing) / 1000 < now_ms() - TAGS_EXPIRE then
-    redis.call('ZREM', key, MISSING) -- no set has jobs that were dispatched before that
-    missing = nil
-  end
-  if missing then
+  local incomplete, missing = is_incomplete(base, tag)
+  if incomplete then
     return {}, true
+  elseif missing then
+    redis.call('ZREM', key, MISSING)
   end
   return own(redis.pcall('ZRANGE', key, '(' .. after, last, 'BYSCORE', 'LIMIT', 0, limit)) or {}, false
 end
@@ -616,15 +622,18 @@ local function forget_tagged()
     local number, id = string.match(entry, '^(%d+) (.+)$')
     bytes = bytes + (own(redis.pcall('STRLEN', queue .. ':done:' .. (number or ''))) or 0)
     local key, state = find_tagged(queue, entry, tag, false)
-    local is_key = type(key) == 'string'
-    if is_key and (string.find(key, queue .. ':active:', 1, true) == 1 or string.find(key, queue .. ':job:', 1, true) == 1) then
+    local is_live = key == queue .. ':active:' .. (id or '') or key == queue .. ':job:' .. (id or '')
+    if is_live then
       remove_tags(queue, redis.call('HGET', key, 'tags'), number, id)
       redis.call('HDEL', key, 'done', 'keep', 'tags')
       redis.call('HSET', key, 'result_ttl', '0')
+      if string.sub(id, 1, 5) == FIRING then
+        redis.call('HSET', key, 'done', KEEP_NOTHING)
+      end
     end
     if state == 'active' then
       marked[#marked + 1], marked[#marked + 2] = store_cancel_reason(queue, id, reason)
-    elseif key and cancel_queued(queue, id, 0, reason) == 1 then
+    elseif is_live and cancel_queued(queue, id, 0, reason) == 1 then -- a later job may have the id of one that has ended
       ids[#ids + 1] = id
     end
     if key then
@@ -825,7 +834,7 @@ local function list_tagged()
   local max_bytes, after, since = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]) or 0
   local key = queue .. ':tag:' .. tag
 
-  if own(redis.pcall('ZSCORE', key, MISSING)) then
+  if is_incomplete(queue, tag) then
     return {'large'}
   end
   local page = own(redis.pcall('ZRANGE', key, '(' .. after, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, budget)) or {}
@@ -843,7 +852,7 @@ local function list_tagged()
       local ended = whole_number(shown[19] or shown[20])
       reply[#reply + 1] = (not ended or ended >= since) and shown or nil
     end
-    reply[2], looked = cursor or after, looked + 1
+    reply[2], looked = cursor or reply[2], looked + 1
   end
   reply[1] = (looked < #page or #page == budget) and 'more' or 'ok'
   return reply

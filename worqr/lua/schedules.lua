@@ -224,9 +224,10 @@ local ENDED_KEPT = 604800000 -- ms for which a schedule that has ended is shown:
 
 -- Stores how far the schedule `name` got, if it is as its leader read it: `was` and `is` as in tick_schedules.
 local function note_schedule(schedules, schedules_due, now, name, was, is)
-  local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'owed ' .. name, 'paused ' .. name)
+  local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'owed ' .. name, 'paused ' .. name, 'ver ' .. name)
   local last, next_ms, at, fired, more, owed = string.match(is, '^(%d+) (%d*) (%d+) (%d*) (%d*) (.*)$')
-  if not kept[1] or (kept[2] or '') .. '\n' .. (kept[3] or '') ~= was or tonumber(last) > now + AHEAD_MS then
+  local found = (kept[2] or '') .. '\n' .. (kept[3] or '') .. (kept[5] and '\n' .. kept[5] or '')
+  if not kept[1] or found ~= was or tonumber(last) > now + AHEAD_MS then
     return
   end
   local facts = {'last ' .. name, last}
@@ -258,7 +259,8 @@ end
 -- ARGV[2] was_led ms for which the mesh was led, as the leader read it before
 -- ARGV[3] led ms, the same and the time since
 -- ARGV[4] wanted a msgpack list of the names of schedules to return, if they are due; empty: those that are due first
--- ARGV[5..] names of the schedules to note, each with where it was found (last, a line break, owed...), and where it is now:
+-- ARGV[5..] names of the schedules to note, each with where it was found (last, a line break, owed...; of a stored one a line
+--   break and ver), and where it is now:
 --   last, next (empty: as it was), look_at (0: it has ended), fired (likewise: the last firing that was enqueued), how many more
 --   have run (likewise), owed..., each after a space
 -- RETURNS ok now_ms led next_ms due row... | back (the clock was set back: call rewind_schedules first); next_ms: when the next
@@ -675,19 +677,22 @@ end
 -- if nothing is stored: of a declared schedule that was dropped.
 -- ARGV[4] name of the schedule
 -- ARGV[5] version only under this number; empty: under any
+-- ARGV[6] undo 1: the schedule of this name is another one, whose firings and last outcome stay; 0: delete them
 -- RETURNS ok version | gone | stale | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
 -- FLAGS allow-oom
 local function unstore_schedule()
   local queue = KEYS[1]
-  local name, version = ARGV[4], ARGV[5]
+  local name, version, undo = ARGV[4], ARGV[5], ARGV[6] == '1'
 
   local found = stored_schedule(queue, name)
   if found and version ~= '' and version ~= found then
     return {'stale'}
   end
-  forget_firings(queue, name)
+  if not undo then
+    forget_firings(queue, name)
+  end
   if not found then
     return {'gone'}
   end

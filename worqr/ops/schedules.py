@@ -43,7 +43,7 @@ class ScheduleRow:
         last: the time up to which the leader has decided about all firings.
         next, fired: the next firing, and the last that was enqueued; None if not noted yet.
         pending: firings that are still to be enqueued, oldest first.
-        as_stored: `last` and `pending` as stored. A tick compares them to detect a change by another process.
+        as_stored: `last`, `pending` and `version` as stored. A tick compares them to detect a change by another process.
         override: other times, as an operator's process encoded them; None if there are none.
         overridden_at: when the override was stored; 0 without one.
         version, home: of a stored schedule: the number of its call, and the name of the queue or shard that has the call; empty
@@ -178,6 +178,7 @@ def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Command[Schedules]:
 def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
     overridden_at, has_override, override = facts.get("over", b"").partition(b" ")
     version, _, home = exact(facts.get("ver", b"")).partition(" ")
+    stands = [facts.get("last", b""), facts.get("owed", b""), *([facts["ver"]] if "ver" in facts else [])]
     return ScheduleRow(
         name=name,
         definition=facts["def"],
@@ -186,7 +187,7 @@ def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
         fired=_time(facts.get("fired")),
         pending=_pending(facts.get("owed", b"")),
         paused="paused" in facts,
-        as_stored=facts.get("last", b"") + b"\n" + facts.get("owed", b""),
+        as_stored=b"\n".join(stands),
         override=override if has_override else None,
         overridden_at=_time(overridden_at) or 0,
         version=version,
@@ -366,9 +367,13 @@ def store_schedule(keys: QueueKeys, name: str, definition: bytes) -> Command[tup
     return new_call("store_schedule", keys.base, (name, definition), read, numbered=True, size=len(definition))
 
 
-def unstore_schedule(keys: QueueKeys, name: str, version: str = "") -> Command[str]:
-    """Delete the call of a schedule from its queue, or only that with this number: ok, gone or stale (it has another number)."""
-    return new_call("unstore_schedule", keys.base, (name, version), expect("ok", "gone", "stale"), numbered=True)
+def unstore_schedule(keys: QueueKeys, name: str, version: str = "", *, undo: bool = False) -> Command[str]:
+    """Delete the call of a schedule from its queue, or only that with this number: ok, gone or stale (it has another number).
+
+    Its firings and its last outcome go too; not with `undo`: the name is that of another schedule.
+    """
+    args = (name, version, int(undo))
+    return new_call("unstore_schedule", keys.base, args, expect("ok", "gone", "stale"), numbered=True)
 
 
 def read_schedules(keys: QueueKeys, names: Sequence[str]) -> Command[list[tuple[str, bytes] | None]]:

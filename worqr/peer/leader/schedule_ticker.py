@@ -38,6 +38,7 @@ from worqr.peer.error_throttle import REPEAT_AFTER, ErrorThrottle, sleep_aligned
 from worqr.peer.leader.chore import Chore, Lease
 from worqr.peer.options import PeerSettings
 from worqr.peer.session import LEASE, Session, ignore_outcome
+from worqr.stored_values import whole
 from worqr.tracing import Tracing
 
 # `ScheduleDeclarer`: stores the schedules of an application when its peer joins, and renews them every ten minutes.
@@ -234,7 +235,7 @@ class _Plan:
         self.row = row
         self.definition = definition
         self.decision = decision
-        left = definition.times - row.ran if definition.times else None
+        left = max(0, definition.times - row.ran) if definition.times else None
         until = definition.until_ms or math.inf
         self.pending: list[int] = [nominal for nominal in (*row.pending, *decision.fire) if nominal <= until][:left]
         self.fired: int | None = None
@@ -507,6 +508,8 @@ class ScheduleTicker(Chore):
         [found] = await self._ask_queue(ops.read_schedules(keys, [row.name]))
         if found is None:
             await self._ask(ops.unindex_schedule(self._keys, row))
+        elif whole(found[0], 0) < whole(row.version, 0):
+            raise UsageError("its queue has an older call, because a server has lost the newer one; store it again")
         elif plan.stopped == "stale" and found[0] != row.version:
             await finish_storing(self._ask, self._keys, row, found)
         else:
