@@ -121,6 +121,40 @@ def test_a_block_sends_at_once_after_its_commit(
     assert (waiting(mesh), rows(file)) == (1, [])
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has no autocommit= before Python 3.12")
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_sqlite_with_autocommit_of_either_kind(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, tmp_path: Path, autocommit: bool
+) -> None:
+    def connect() -> sqlite3.Connection:
+        how: dict[str, Any] = {"autocommit": autocommit}
+        return sqlite3.connect(tmp_path / "app.db", timeout=1, **how)
+
+    outbox, connection = new_outbox(connect), connect()
+    with outbox.transaction(connection):
+        outbox.enqueue(connection, confirm.call(1))
+    with pytest.raises(ZeroDivisionError), outbox.transaction(connection):
+        outbox.enqueue(connection, confirm.call(2))
+        raise ZeroDivisionError
+    connection.close()
+    outbox.close(PATIENCE)
+    assert (waiting(mesh), rows(connect)) == (1, [])
+
+
+def test_a_block_whose_commit_fails_is_rolled_back(confirm: Any, new_outbox: NewOutbox, tmp_path: Path) -> None:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "app.db", timeout=0.1)
+
+    outbox, connection, reader = new_outbox(connect), connect(), connect()
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM worqr_outbox").fetchall()
+    with pytest.raises(sqlite3.OperationalError, match="locked"), outbox.transaction(connection):
+        outbox.enqueue(connection, confirm.call(1))
+    assert not connection.in_transaction
+    reader.close()
+    connection.close()
+
+
 def test_send_hands_over_what_drivers_have_committed(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
 ) -> None:

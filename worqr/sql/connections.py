@@ -135,10 +135,21 @@ class _SqliteBlock:
         self._connection = connection
 
     def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
+        if getattr(self._connection, "autocommit", None) is not False:  # else a transaction is always open
+            self._connection.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._connection.rollback() if kind else self._connection.commit()
+        try:
+            if kind is None:
+                self._end("commit")
+        finally:  # also of a commit that failed
+            self._end("rollback")
+
+    def _end(self, how: str) -> None:
+        if getattr(self._connection, "autocommit", None) is not True:
+            getattr(self._connection, how)()
+        elif self._connection.in_transaction:  # there, commit() and rollback() do nothing
+            self._connection.execute(how)
 
 
 class PsycopgPlace(_DriverPlace):
@@ -513,6 +524,8 @@ class DriverDatabase:
         match self._place:
             case SqlitePlace():
                 found.isolation_level = None
+                if getattr(found, "autocommit", None) is False:  # of Python 3.12; it overrides the isolation level
+                    found.autocommit = True
             case AsyncPsycopgPlace():
                 self._wait(found.set_autocommit(True))
             case PsycopgPlace():
