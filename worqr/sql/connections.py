@@ -111,7 +111,9 @@ class SqlitePlace(_DriverPlace):
 
     def run(self, statement: Statement) -> Any:
         sql, parameters = statement
-        return cast("Rows", self._connection.execute(sql, parameters).fetchall())
+        cursor = self._connection.cursor()
+        cursor.row_factory = None  # the application's may make dicts
+        return cast("Rows", cursor.execute(sql, parameters).fetchall())
 
     def autocommits(self) -> bool:
         return _sqlite_autocommits(self._connection)
@@ -157,8 +159,12 @@ class PsycopgPlace(_DriverPlace):
 
     def run(self, statement: Statement) -> Any:
         sql, parameters = statement
-        found = self._connection.execute(_MARK.sub("%s", sql), parameters)
+        found = self._cursor().execute(_MARK.sub("%s", sql), parameters)
         return cast("Rows", found.fetchall() if found.description else [])
+
+    def _cursor(self) -> Any:
+        """Return a cursor whose rows are tuples, whatever those of the application are."""
+        return self._connection.cursor(row_factory=sys.modules["psycopg.rows"].tuple_row)
 
     def autocommits(self) -> bool:
         return bool(self._connection.autocommit) and self._connection.info.transaction_status == 0  # IDLE
@@ -174,7 +180,7 @@ class AsyncPsycopgPlace(PsycopgPlace):
 
     async def _run(self, statement: Statement) -> Rows:
         sql, parameters = statement
-        found = await self._connection.execute(_MARK.sub("%s", sql), parameters)
+        found = await self._cursor().execute(_MARK.sub("%s", sql), parameters)
         return await found.fetchall() if found.description else []
 
 
