@@ -391,6 +391,30 @@ def test_a_full_queue_is_left_out_and_others_go_on(
     assert rows(file, "DISTINCT queue, tries, state") == [("full", 0, "waiting")]
 
 
+def test_a_full_queue_is_left_out_for_a_second_at_first_and_after_each_row_that_found_room(
+    mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+
+    @mesh.task(name="full", max_length=1)
+    def full(n: int) -> None: ...
+
+    promises = put(outbox, file, *(full.call(n) for n in range(20)))
+    age(file, 3000)
+
+    def pauses(passes: Passes) -> list[float]:
+        found = list[float]()
+        for ended in [[], [], promises]:
+            for promise in ended:
+                worqr.sync(promise.handle().cancel)
+            passes._blocked = {queue: (0.0, pause) for queue, (_, pause) in passes._blocked.items()}
+            passes.sweep()
+            found += [pause for _, pause in passes._blocked.values()]
+        return found
+
+    assert outbox.sender.once(pauses) == [1.0, 2.0, 1.0]
+
+
 def test_a_node_that_is_away_delays_no_rows_for_queues_of_other_nodes(
     file: Connect, server_kind: str, prefix: str
 ) -> None:

@@ -369,15 +369,14 @@ class Passes:
             return self._send_to(queue, rows[:half], until) + self._send_to(queue, rows[half:], until)
         done = [row.id for row, job in zip(rows, jobs, strict=True) if job is None]  # those that have expired
         for (row, _), (outcome, keys) in zip(live, found, strict=True):
-            if outcome.outcome == "full":
-                self._block(queue, None)
-            else:
+            if outcome.outcome != "full":
                 done.append(row.id)
                 self._sent.setdefault(keys, []).append(row.id)
         if done:
             self._database.query(self._sql.delete(done))
-        if len(done) == len(rows):
             self._blocked.pop(queue, None)
+        if len(done) < len(rows):
+            self._block(queue, None)
         self._shorten(SHORTEN_AT)
         return len(done)
 
