@@ -643,6 +643,18 @@ def test_a_row_stays_until_a_replica_has_its_job(
     assert (waiting(mesh), rows(file)) == (1, [])
 
 
+def test_a_row_that_asks_for_a_replica_delays_no_others(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = new_outbox(file)
+    [asking, *_] = put(outbox, file, confirm.options(replicas=1).call(0), *(confirm.call(n) for n in range(600)))
+    age(file, 3000)
+    assert sweep(outbox) + sweep(outbox) == 600
+    assert rows(file, "id, tries, state") == [(asking.id, 1, "waiting")]
+    assert "rows of the outbox for queue 'confirm' wait" in caplog.text
+    assert waiting(mesh) == 601
+
+
 def test_a_worker_without_access_to_the_database_does_not_sweep(mesh: worqr.Mesh[Any], confirm: Any) -> None:
     def no_access() -> sqlite3.Connection:
         raise AssertionError("a worker has connected")

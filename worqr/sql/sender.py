@@ -78,6 +78,8 @@ STEPS_EVERY: Final = 3600.0
 STEPS_WITHIN: Final = 0.5
 """Seconds of a sweep in which steps are deleted. The next sweep goes on."""
 LONGEST_BLOCK: Final = 60.0
+REPLICAS_MS: Final = 30_000
+"""Milliseconds until a row is sent again that asks for more replicas than there are."""
 MOST_ERROR: Final = 300
 SHORTEN_AT: Final = 100
 
@@ -358,8 +360,10 @@ class Passes:
             if not sync(self._is_cluster) or boottime() >= until:
                 raise
             return self._block(queue, error)
-        except (QueueFull, NotReplicated) as error:
+        except QueueFull as error:
             return self._block(queue, error)
+        except NotReplicated as error:
+            return self._not_replicated(queue, rows, until, error)
         except Exception as error:
             if is_for_all(error):
                 return self._block(queue, error)
@@ -398,9 +402,22 @@ class Passes:
         pause = min(LONGEST_BLOCK, pause * 2)
         self._blocked[queue] = (time.monotonic() + pause, pause)
         if error is not None and not isinstance(error, QueueFull):
-            text = "rows of the outbox for queue %(queue)r wait: %(error)s"
-            emit(logger, "outbox.refused", text, level=logging.WARNING, queue=queue, error=cause_of(error))
+            self._say_that_they_wait(queue, error)
         return 0
+
+    def _say_that_they_wait(self, queue: str, error: Exception) -> None:
+        text = "rows of the outbox for queue %(queue)r wait: %(error)s"
+        emit(logger, "outbox.refused", text, level=logging.WARNING, queue=queue, error=cause_of(error))
+
+    def _not_replicated(self, queue: str, rows: Sequence[Row], until: float, error: Exception) -> int:
+        """Let rows wait that ask for more replicas than the outbox, and send the others without them."""
+        asking = [row for row in rows if replicas_of(options_to_send(row) or {}) > self._replicas]
+        if not asking:
+            return self._block(queue, error)
+        self._database.query(self._sql.defer([row.id for row in asking], REPLICAS_MS, cause_of(error)))
+        self._say_that_they_wait(queue, error)
+        others = [row for row in rows if row not in asking]
+        return self._send_to(queue, others, until) if others else 0
 
     def _refused(self, row: Row, error: Exception) -> int:
         """Note that the server has refused a row."""
