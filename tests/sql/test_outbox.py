@@ -468,6 +468,22 @@ def test_a_row_that_the_server_refuses_is_found_and_given_up_after_ten_tries(
     assert rows(file, "state, tries") == [("waiting", 0)]
 
 
+@pytest.mark.parametrize("wrong", ["payload", "options"])
+def test_a_text_where_bytes_belong_stops_no_other_row(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, wrong: str
+) -> None:
+    outbox = new_outbox(file)
+    put(outbox, file, confirm.call(1), confirm.call(2))
+    connection = file()
+    connection.execute(f"UPDATE worqr_outbox SET {wrong} = '{{}}' WHERE id = ?", (rows(file)[0],))
+    connection.commit()
+    connection.close()
+    age(file, 3000)
+    sweep(outbox)
+    assert waiting(mesh) == (2 if wrong == "payload" else 1)
+    assert rows(file, "tries, state") == ([] if wrong == "payload" else [(1, "waiting")])
+
+
 def test_rows_of_a_newer_version_are_left_to_it(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
 ) -> None:

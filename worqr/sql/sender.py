@@ -544,6 +544,11 @@ def is_for_all(error: Exception) -> bool:
 
 def _rows(found: Rows) -> list[Row]:
     return [
-        Row(row, queue, bytes(payload), bytes(options), age, tries)
+        Row(row, queue, _bytes(payload), _bytes(options), age, tries)
         for row, queue, payload, options, age, tries in found
     ]
+
+
+def _bytes(stored: object) -> bytes:
+    """Return what a column of bytes has. In SQLite, another program may have stored a text or a number there."""
+    return bytes(stored) if isinstance(stored, bytes | bytearray | memoryview) else str(stored).encode()
