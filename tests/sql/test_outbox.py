@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -139,6 +140,23 @@ def test_sqlite_with_autocommit_of_either_kind(
     connection.close()
     outbox.close(PATIENCE)
     assert (waiting(mesh), rows(connect)) == (1, [])
+
+
+def test_a_block_that_ends_in_another_context_than_it_began_sends_at_once(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    """As FastAPI does with a dependency that is not async: each part runs in a thread with a context of its own."""
+    outbox, connection = new_outbox(file), file()
+    block = outbox.transaction(connection)
+    for part in (
+        block.__enter__,
+        lambda: outbox.enqueue(connection, confirm.call(1)),
+        lambda: block.__exit__(None, None, None),
+    ):
+        copy_context().run(part)
+    outbox.sender.close(PATIENCE)
+    assert (waiting(mesh), rows(file)) == (1, [])
+    connection.close()
 
 
 def test_a_block_whose_commit_fails_is_rolled_back(confirm: Any, new_outbox: NewOutbox, tmp_path: Path) -> None:

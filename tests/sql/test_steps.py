@@ -63,7 +63,9 @@ def test_connections_whose_rows_are_dicts(new_outbox: NewOutbox, cluster: Postgr
 def test_sqlite_connections_whose_rows_are_dicts(new_outbox: NewOutbox, file: Connect) -> None:
     def connect() -> sqlite3.Connection:
         connection = file()
-        connection.row_factory = lambda cursor, row: {each[0]: at for each, at in zip(cursor.description, row, strict=True)}
+        connection.row_factory = lambda cursor, row: {
+            each[0]: at for each, at in zip(cursor.description, row, strict=True)
+        }
         return connection
 
     outbox, connection, run = new_outbox(connect), connect(), FakeRun()

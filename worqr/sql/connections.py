@@ -43,6 +43,8 @@ class Place(Protocol):
 
     dialect: str
     is_async: bool
+    key: int
+    """What names the connection or session as long as it is there."""
 
     def run(self, statement: Statement) -> Any:
         """Run a statement; return its rows, or a coroutine that does."""
@@ -93,6 +95,7 @@ class _DriverPlace:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self.key = id(connection)
 
     def in_savepoint(self) -> bool:
         return False  # no driver says
@@ -204,6 +207,8 @@ class DjangoPlace(_DriverPlace):
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         self.alias: str = connection.alias
+        own = sys.modules["django.db"].connections[self.alias]  # `connection` is the same object in all threads
+        self.key = id(own)
         self.dialect: str = check_dialect(connection.vendor)
 
     def run(self, statement: Statement) -> Rows:
