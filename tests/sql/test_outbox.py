@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import replace
@@ -687,6 +688,18 @@ def test_a_row_that_asks_for_a_replica_delays_no_others(
     assert rows(file, "id, tries, state") == [(asking.id, 1, "waiting")]
     assert "rows of the outbox for queue 'confirm' wait" in caplog.text
     assert waiting(mesh) == 601
+
+
+def test_close_waits_for_no_worker(mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect) -> None:
+    outbox, connection = new_outbox(file), file()
+    with outbox.sender.sweeping():
+        with outbox.transaction(connection):
+            outbox.enqueue(connection, confirm.call(1))
+        began = time.monotonic()
+        outbox.close(PATIENCE)
+        assert time.monotonic() - began < PATIENCE / 2
+        assert (waiting(mesh), rows(file)) == (1, [])
+    connection.close()
 
 
 def test_a_worker_without_access_to_the_database_does_not_sweep(mesh: worqr.Mesh[Any], confirm: Any) -> None:

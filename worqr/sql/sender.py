@@ -116,7 +116,7 @@ class Sender:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._sweepers = 0
-        self._ending = False
+        self._ending = self._sending = False
 
     def hand_over(self, rows: Sequence[str]) -> None:
         """Send these rows soon, if they have been committed. If too many wait, they are left to the workers."""
@@ -141,9 +141,17 @@ class Sender:
             self._wake.set()
 
     def close(self, timeout: float) -> None:
-        """Send what was handed over, for at most so many seconds, and end the thread and its connection. It blocks."""
+        """Send what was handed over, for at most so many seconds, and end the thread and its connection. It blocks.
+
+        While a worker of this process sweeps, the thread goes on.
+        """
         thread = self._thread
         if thread is None or self._pid != os.getpid():
+            return
+        until = time.monotonic() + timeout
+        while self._sweepers and (self._handed or self._sending) and time.monotonic() < until:
+            time.sleep(0.01)
+        if self._sweepers:
             return
         self._ending = True
         self._wake.set()
@@ -168,17 +176,20 @@ class Sender:
                 pause = passes.pause() if passes is not None and sweeps else (outage.pause if sweeps else IDLE)
                 self._wake.wait(0 if sweeps and passes is None and not outage.since else pause)
             self._wake.clear()
+            self._sending = True
             rows = [self._handed.popleft() for _ in range(min(len(self._handed), SWEEP_ROWS))]
             try:
                 passes = passes or self._make()
                 if rows:
                     passes.send(rows)
+                self._sending = False
                 if self._sweepers and passes.pause() <= 0:
                     passes.sweep()
                 elif sweeps and not self._sweepers:
                     passes.give_back()
                 outage.over()
             except Exception as error:  # of the database, the server, or the drivers
+                self._sending = False
                 outage.began(error)
                 if not isinstance(error, Unavailable) and passes is not None:
                     passes.close()
