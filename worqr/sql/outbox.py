@@ -79,7 +79,8 @@ class Promise(Generic[R]):
             session: As for ``outbox.enqueue``; await the result if it is an async one.
 
         Returns:
-            True if the row was there. False: its job exists already; cancel it with ``handle().cancel()``.
+            True if the row was there. A sender that has read it before your commit sends it all the same, up to a minute later.
+            False: its job exists already; cancel it with ``handle().cancel()``.
         """
         place = place_of(session)
         found = place.run(self._outbox.statements(place.dialect).delete([self.id]))
