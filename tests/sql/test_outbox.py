@@ -434,6 +434,21 @@ def test_a_full_queue_is_left_out_for_a_second_at_first_and_after_each_row_that_
     assert outbox.sender.once(pauses) == [1.0, 2.0, 1.0]
 
 
+def test_a_full_lane_delays_no_rows_of_other_lanes(mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect) -> None:
+    outbox = new_outbox(file)
+
+    @mesh.task(name="mail", lanes=worqr.Lanes("tenant", max_length=1))
+    def mail(tenant: str) -> None: ...
+
+    put(outbox, file, *(mail.call("a") for _ in range(600)))
+    time.sleep(0.002)  # the ids of rows sort by their milliseconds
+    [other] = put(outbox, file, mail.call("b"))
+    age(file, 3000)
+    assert sweep(outbox) == 2
+    assert (waiting(mesh, "mail"), len(rows(file))) == (2, 599)
+    assert other.id not in rows(file)
+
+
 def test_a_node_that_is_away_delays_no_rows_for_queues_of_other_nodes(
     file: Connect, server_kind: str, prefix: str
 ) -> None:

@@ -78,6 +78,8 @@ STEPS_EVERY: Final = 3600.0
 STEPS_WITHIN: Final = 0.5
 """Seconds of a sweep in which steps are deleted. The next sweep goes on."""
 LONGEST_BLOCK: Final = 60.0
+LANE_WAITS: Final = 10.0
+"""Seconds until a sweep sends a row again whose lane was full."""
 REPLICAS_MS: Final = 30_000
 """Milliseconds until a row is sent again that asks for more replicas than there are."""
 MOST_ERROR: Final = 300
@@ -319,6 +321,7 @@ class Passes:
         self._id = ""
         self._facts: OutboxFacts | None = None
         self._blocked: dict[str, tuple[float, float]] = {}
+        self._in_full_lanes: dict[str, float] = {}
         self._next_at = 0.0
         self._interval = SOONEST
         self._count_at = self._recount_at = self._steps_at = 0.0
@@ -383,15 +386,20 @@ class Passes:
             half = len(rows) // 2
             return self._send_to(queue, rows[:half], until) + self._send_to(queue, rows[half:], until)
         done = [row.id for row, job in zip(rows, jobs, strict=True) if job is None]  # those that have expired
-        for (row, _), (outcome, keys) in zip(live, found, strict=True):
+        in_lanes = list[str]()
+        for (row, (options, _)), (outcome, keys) in zip(live, found, strict=True):
             if outcome.outcome != "full":
                 done.append(row.id)
                 self._sent.setdefault(keys, []).append(row.id)
+            elif "max_lane_length" in options:  # other lanes may have room
+                in_lanes.append(row.id)
         if done:
             self._database.query(self._sql.delete(done))
             self._blocked.pop(queue, None)
-        if len(done) < len(rows):
+        if len(done) + len(in_lanes) < len(rows):
             self._block(queue, None)
+        if self._facts is not None:  # only a sweep reads them again
+            self._in_full_lanes |= dict.fromkeys(in_lanes, time.monotonic() + LANE_WAITS)
         self._shorten(SHORTEN_AT)
         return len(done)
 
@@ -501,12 +509,14 @@ class Passes:
         newest = self._facts.seen - TOO_OLD_MS
         if any(self._facts.covered < at < newest and not tries for _, _, at, tries in found):
             self._hold(self._facts.covered)
-        left, until = deque(found), time.monotonic() + SOONEST
+        began = time.monotonic()
+        self._in_full_lanes = {row: at for row, at in self._in_full_lanes.items() if at > began}
+        left, until = deque(each for each in found if each[0] not in self._in_full_lanes), began + SOONEST
         while left and time.monotonic() < until:
             page = [left.popleft() for _ in range(min(len(left), SWEEP_ROWS))]
             waits = self._left_out()
             sent += self.send([row for row, queue, *_ in page if queue not in waits])
-        if left or len(found) == MOST_SWEPT or without or self._left_out():
+        if left or len(found) == MOST_SWEPT or without or self._left_out() or self._in_full_lanes:
             self._facts = replace(self._facts, covered=self._facts.seen)  # rows wait for a reason
         return sent
 
