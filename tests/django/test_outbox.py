@@ -82,6 +82,17 @@ def migrated(project: Project) -> Project:
     return project
 
 
+def test_backends_of_two_servers_share_no_table(project: Project) -> None:
+    settings = project.folder / "shop" / "settings.py"
+    same = """
+TASKS["second"] = {"BACKEND": "worqr.django.Backend", "OPTIONS": {**TASKS["default"]["OPTIONS"], "result_ttl": 60}}
+"""
+    settings.write_text(settings.read_text() + same)
+    project.manage("check")
+    settings.write_text(settings.read_text() + 'TASKS["second"]["OPTIONS"]["prefix"] = "second"\n')
+    assert "TASKS['second'] and TASKS['default'] have the outbox 'default'" in project.manage("check", code=1)
+
+
 def test_migrations_make_the_tables_and_drop_none_in_which_calls_wait(project: Project) -> None:
     said = project.manage("check", "--deploy", code=1)
     assert "(worqr.E004) The outbox of TASKS['default'] cannot be used in the database 'default'" in said

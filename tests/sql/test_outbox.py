@@ -7,7 +7,9 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -119,6 +121,57 @@ def test_a_block_sends_at_once_after_its_commit(
     connection.close()
     outbox.close(60)
     assert (waiting(mesh), rows(file)) == (1, [])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has no autocommit= before Python 3.12")
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_sqlite_with_autocommit_of_either_kind(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, tmp_path: Path, autocommit: bool
+) -> None:
+    def connect() -> sqlite3.Connection:
+        how: dict[str, Any] = {"autocommit": autocommit}
+        return sqlite3.connect(tmp_path / "app.db", timeout=1, **how)
+
+    outbox, connection = new_outbox(connect), connect()
+    with outbox.transaction(connection):
+        outbox.enqueue(connection, confirm.call(1))
+    with pytest.raises(ZeroDivisionError), outbox.transaction(connection):
+        outbox.enqueue(connection, confirm.call(2))
+        raise ZeroDivisionError
+    connection.close()
+    outbox.close(PATIENCE)
+    assert (waiting(mesh), rows(connect)) == (1, [])
+
+
+def test_a_block_that_ends_in_another_context_than_it_began_sends_at_once(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    """As FastAPI does with a dependency that is not async: each part runs in a thread with a context of its own."""
+    outbox, connection = new_outbox(file), file()
+    block = outbox.transaction(connection)
+    for part in (
+        block.__enter__,
+        lambda: outbox.enqueue(connection, confirm.call(1)),
+        lambda: block.__exit__(None, None, None),
+    ):
+        copy_context().run(part)
+    outbox.sender.close(PATIENCE)
+    assert (waiting(mesh), rows(file)) == (1, [])
+    connection.close()
+
+
+def test_a_block_whose_commit_fails_is_rolled_back(confirm: Any, new_outbox: NewOutbox, tmp_path: Path) -> None:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "app.db", timeout=0.1)
+
+    outbox, connection, reader = new_outbox(connect), connect(), connect()
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM worqr_outbox").fetchall()
+    with pytest.raises(sqlite3.OperationalError, match="locked"), outbox.transaction(connection):
+        outbox.enqueue(connection, confirm.call(1))
+    assert not connection.in_transaction
+    reader.close()
+    connection.close()
 
 
 def test_send_hands_over_what_drivers_have_committed(
@@ -357,6 +410,45 @@ def test_a_full_queue_is_left_out_and_others_go_on(
     assert rows(file, "DISTINCT queue, tries, state") == [("full", 0, "waiting")]
 
 
+def test_a_full_queue_is_left_out_for_a_second_at_first_and_after_each_row_that_found_room(
+    mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+
+    @mesh.task(name="full", max_length=1)
+    def full(n: int) -> None: ...
+
+    promises = put(outbox, file, *(full.call(n) for n in range(20)))
+    age(file, 3000)
+
+    def pauses(passes: Passes) -> list[float]:
+        found = list[float]()
+        for ended in [[], [], promises]:
+            for promise in ended:
+                worqr.sync(promise.handle().cancel)
+            passes._blocked = {queue: (0.0, pause) for queue, (_, pause) in passes._blocked.items()}
+            passes.sweep()
+            found += [pause for _, pause in passes._blocked.values()]
+        return found
+
+    assert outbox.sender.once(pauses) == [1.0, 2.0, 1.0]
+
+
+def test_a_full_lane_delays_no_rows_of_other_lanes(mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect) -> None:
+    outbox = new_outbox(file)
+
+    @mesh.task(name="mail", lanes=worqr.Lanes("tenant", max_length=1))
+    def mail(tenant: str) -> None: ...
+
+    put(outbox, file, *(mail.call("a") for _ in range(600)))
+    time.sleep(0.002)  # the ids of rows sort by their milliseconds
+    [other] = put(outbox, file, mail.call("b"))
+    age(file, 3000)
+    assert sweep(outbox) == 2
+    assert (waiting(mesh, "mail"), len(rows(file))) == (2, 599)
+    assert other.id not in rows(file)
+
+
 def test_a_node_that_is_away_delays_no_rows_for_queues_of_other_nodes(
     file: Connect, server_kind: str, prefix: str
 ) -> None:
@@ -408,6 +500,22 @@ def test_a_row_that_the_server_refuses_is_found_and_given_up_after_ten_tries(
     assert "was given up after 10 tries" in caplog.text
     assert outbox.sender.ask(lambda sql: sql.again("failed", None)) == [(bad.id,)]
     assert rows(file, "state, tries") == [("waiting", 0)]
+
+
+@pytest.mark.parametrize("wrong", ["payload", "options"])
+def test_a_text_where_bytes_belong_stops_no_other_row(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, wrong: str
+) -> None:
+    outbox = new_outbox(file)
+    put(outbox, file, confirm.call(1), confirm.call(2))
+    connection = file()
+    connection.execute(f"UPDATE worqr_outbox SET {wrong} = '{{}}' WHERE id = ?", (rows(file)[0],))
+    connection.commit()
+    connection.close()
+    age(file, 3000)
+    sweep(outbox)
+    assert waiting(mesh) == (2 if wrong == "payload" else 1)
+    assert rows(file, "tries, state") == ([] if wrong == "payload" else [(1, "waiting")])
 
 
 def test_rows_of_a_newer_version_are_left_to_it(
@@ -583,6 +691,30 @@ def test_a_row_stays_until_a_replica_has_its_job(
     assert rows(file, "tries, state") == [(0, "waiting")]
     assert sweep(new_outbox(file)) == 1
     assert (waiting(mesh), rows(file)) == (1, [])
+
+
+def test_a_row_that_asks_for_a_replica_delays_no_others(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = new_outbox(file)
+    [asking, *_] = put(outbox, file, confirm.options(replicas=1).call(0), *(confirm.call(n) for n in range(600)))
+    age(file, 3000)
+    assert sweep(outbox) + sweep(outbox) == 600
+    assert rows(file, "id, tries, state") == [(asking.id, 1, "waiting")]
+    assert "rows of the outbox for queue 'confirm' wait" in caplog.text
+    assert waiting(mesh) == 601
+
+
+def test_close_waits_for_no_worker(mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect) -> None:
+    outbox, connection = new_outbox(file), file()
+    with outbox.sender.sweeping():
+        with outbox.transaction(connection):
+            outbox.enqueue(connection, confirm.call(1))
+        began = time.monotonic()
+        outbox.close(PATIENCE)
+        assert time.monotonic() - began < PATIENCE / 2
+        assert (waiting(mesh), rows(file)) == (1, [])
+    connection.close()
 
 
 def test_a_worker_without_access_to_the_database_does_not_sweep(mesh: worqr.Mesh[Any], confirm: Any) -> None:

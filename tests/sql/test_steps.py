@@ -47,6 +47,34 @@ def in_run(run: FakeRun, act: Callable[[], Any]) -> Any:
         current_run.reset(token)
 
 
+def test_connections_whose_rows_are_dicts(new_outbox: NewOutbox, cluster: Postgres, database: str) -> None:
+    def connect() -> Any:
+        return psycopg.connect(cluster.dsn(database), row_factory=psycopg.rows.dict_row)
+
+    outbox = new_outbox(connect)
+    assert outbox.sender.once(Passes.sweep) == 0
+    run = FakeRun()
+    with connect() as connection:
+        assert in_run(run, lambda: outbox.first(connection))
+        assert in_run(run, lambda: outbox.step(connection, "number", lambda: 7)) == 7
+        assert in_run(run, lambda: outbox.step(connection, "number", lambda: 8)) == 7
+
+
+def test_sqlite_connections_whose_rows_are_dicts(new_outbox: NewOutbox, file: Connect) -> None:
+    def connect() -> sqlite3.Connection:
+        connection = file()
+        connection.row_factory = lambda cursor, row: {
+            each[0]: at for each, at in zip(cursor.description, row, strict=True)
+        }
+        return connection
+
+    outbox, connection, run = new_outbox(connect), connect(), FakeRun()
+    assert outbox.sender.once(Passes.sweep) == 0
+    assert in_run(run, lambda: outbox.step(connection, "number", lambda: 7)) == 7
+    assert in_run(run, lambda: outbox.step(connection, "number", lambda: 8)) == 7
+    connection.close()
+
+
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_run_that_comes_again_skips_what_was_committed_and_repeats_what_was_not(
     new_outbox: NewOutbox, file: Connect, crash: bool

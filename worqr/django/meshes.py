@@ -17,6 +17,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db import connections
@@ -124,6 +125,7 @@ def _make_outbox(alias: str, given: Mapping[str, Any], mesh: Mesh[Any]) -> Outbo
                 f"{what} is {name!r}: give the alias of a database ({', '.join(map(repr, connections))}), or "
                 "'package.module:outbox'"
             )
+        _check_table_is_of_one_server(alias, given)
         try:
             return Outbox(mesh, connections[name])
         except UsageError as error:
@@ -134,6 +136,20 @@ def _make_outbox(alias: str, given: Mapping[str, Any], mesh: Mesh[Any]) -> Outbo
     if not found.is_of(mesh):
         raise ImproperlyConfigured(f"{what}: {found!r} is of another mesh than 'mesh': set both, of one mesh")
     return found
+
+
+def _check_table_is_of_one_server(alias: str, given: Mapping[str, Any]) -> None:
+    """Raise ImproperlyConfigured if workers of another backend would send the rows of this one to their own server."""
+    for other, its in settings.TASKS.items():
+        theirs: Mapping[str, Any] = its.get("OPTIONS", {})
+        if other == alias or theirs.get("outbox") != given["outbox"] or "mesh" in theirs or "mesh" in given:
+            continue
+        if any(theirs.get(name) != given.get(name) for name in ("url", "prefix")):
+            raise ImproperlyConfigured(
+                f"TASKS[{alias!r}] and TASKS[{other!r}] have the outbox {given['outbox']!r}, and so one table, but "
+                "different servers: give one a table of its own in OPTIONS['mesh'] and OPTIONS['outbox'], "
+                f"worqr.sql.Outbox(mesh, connection, table='worqr_outbox_{alias}'), and call its create_tables()"
+            )
 
 
 # Meshes and their functions

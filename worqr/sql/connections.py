@@ -43,6 +43,8 @@ class Place(Protocol):
 
     dialect: str
     is_async: bool
+    key: int
+    """What names the connection or session as long as it is there."""
 
     def run(self, statement: Statement) -> Any:
         """Run a statement; return its rows, or a coroutine that does."""
@@ -93,6 +95,7 @@ class _DriverPlace:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self.key = id(connection)
 
     def in_savepoint(self) -> bool:
         return False  # no driver says
@@ -111,7 +114,9 @@ class SqlitePlace(_DriverPlace):
 
     def run(self, statement: Statement) -> Any:
         sql, parameters = statement
-        return cast("Rows", self._connection.execute(sql, parameters).fetchall())
+        cursor = self._connection.cursor()
+        cursor.row_factory = None  # the application's may make dicts
+        return cast("Rows", cursor.execute(sql, parameters).fetchall())
 
     def autocommits(self) -> bool:
         return _sqlite_autocommits(self._connection)
@@ -135,10 +140,21 @@ class _SqliteBlock:
         self._connection = connection
 
     def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
+        if getattr(self._connection, "autocommit", None) is not False:  # else a transaction is always open
+            self._connection.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._connection.rollback() if kind else self._connection.commit()
+        try:
+            if kind is None:
+                self._end("commit")
+        finally:  # also of a commit that failed
+            self._end("rollback")
+
+    def _end(self, how: str) -> None:
+        if getattr(self._connection, "autocommit", None) is not True:
+            getattr(self._connection, how)()
+        elif self._connection.in_transaction:  # there, commit() and rollback() do nothing
+            self._connection.execute(how)
 
 
 class PsycopgPlace(_DriverPlace):
@@ -146,8 +162,12 @@ class PsycopgPlace(_DriverPlace):
 
     def run(self, statement: Statement) -> Any:
         sql, parameters = statement
-        found = self._connection.execute(_MARK.sub("%s", sql), parameters)
+        found = self._cursor().execute(_MARK.sub("%s", sql), parameters)
         return cast("Rows", found.fetchall() if found.description else [])
+
+    def _cursor(self) -> Any:
+        """Return a cursor whose rows are tuples, whatever those of the application are."""
+        return self._connection.cursor(row_factory=sys.modules["psycopg.rows"].tuple_row)
 
     def autocommits(self) -> bool:
         return bool(self._connection.autocommit) and self._connection.info.transaction_status == 0  # IDLE
@@ -163,7 +183,7 @@ class AsyncPsycopgPlace(PsycopgPlace):
 
     async def _run(self, statement: Statement) -> Rows:
         sql, parameters = statement
-        found = await self._connection.execute(_MARK.sub("%s", sql), parameters)
+        found = await self._cursor().execute(_MARK.sub("%s", sql), parameters)
         return await found.fetchall() if found.description else []
 
 
@@ -187,6 +207,8 @@ class DjangoPlace(_DriverPlace):
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         self.alias: str = connection.alias
+        own = sys.modules["django.db"].connections[self.alias]  # `connection` is the same object in all threads
+        self.key = id(own)
         self.dialect: str = check_dialect(connection.vendor)
 
     def run(self, statement: Statement) -> Rows:
@@ -513,6 +535,8 @@ class DriverDatabase:
         match self._place:
             case SqlitePlace():
                 found.isolation_level = None
+                if getattr(found, "autocommit", None) is False:  # of Python 3.12; it overrides the isolation level
+                    found.autocommit = True
             case AsyncPsycopgPlace():
                 self._wait(found.set_autocommit(True))
             case PsycopgPlace():

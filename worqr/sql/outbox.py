@@ -12,7 +12,7 @@ import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, get_type_hints
@@ -79,7 +79,8 @@ class Promise(Generic[R]):
             session: As for ``outbox.enqueue``; await the result if it is an async one.
 
         Returns:
-            True if the row was there. False: its job exists already; cancel it with ``handle().cancel()``.
+            True if the row was there. A sender that has read it before your commit sends it all the same, up to a minute later.
+            False: its job exists already; cancel it with ``handle().cancel()``.
         """
         place = place_of(session)
         found = place.run(self._outbox.statements(place.dialect).delete([self.id]))
@@ -141,6 +142,7 @@ class Outbox:
         self._queues = None if queues is None else tuple(check_name(each) for each in queues)
         self.alias: str | None = getattr(database, "alias", None)
         self._raw: deque[str] = deque(maxlen=1000)
+        self._blocks: dict[int, list[str]] = {}
         self._sender = Sender(self._client, database_of(database), self._table, self._queues, check_replicas(replicas))
         if sweep:
             peers_of(mesh).run_beside(self._sender.sweeping)
@@ -283,7 +285,7 @@ class Outbox:
         return place
 
     def _noted(self, place: Place, row: str) -> None:
-        block = _inside.get()
+        block = self._blocks.get(place.key, _inside.get())
         if block is not None:
             block.append(row)
         elif not place.when_committed(partial(self._sender.hand_over, (row,))):
@@ -321,7 +323,7 @@ class Outbox:
             Retry: In a handler, and another connection writes to the SQLite database for longer than this one waits. It is
                 not counted; let it pass.
         """
-        return _Block(self._place(connection), self._sender.hand_over)
+        return _Block(self._place(connection), self._blocks, self._sender.hand_over)
 
     def job_of(self, call: Call[R], id: str) -> Job[R]:
         """Return a handle of the job of a call. This does no I/O."""
@@ -398,9 +400,11 @@ def _check_open(autocommits: bool) -> None:
 class _Block:
     """A transaction of a connection; its rows are sent after the commit."""
 
-    def __init__(self, place: Place, hand_over: Callable[[Sequence[str]], None]) -> None:
+    def __init__(self, place: Place, blocks: dict[int, list[str]], hand_over: Callable[[Sequence[str]], None]) -> None:
         self._place = place
+        self._blocks = blocks
         self._hand_over = hand_over
+        self._outer: list[str] | None = None
         self._rows: list[str] = []
         self._block: Any = None
         self._token: Any = None
@@ -409,10 +413,22 @@ class _Block:
         self._block = self._place.block()
         return self._block
 
+    def _begun(self) -> None:
+        self._outer = self._blocks.get(self._place.key)
+        self._blocks[self._place.key] = self._rows
+        self._token = _inside.set(self._rows)
+
     def _end(self, committed: bool) -> None:
-        _inside.reset(self._token)
-        if committed:
+        with suppress(ValueError):  # frameworks may end a block in another context than they begin it
+            _inside.reset(self._token)
+        if self._outer is None:
+            del self._blocks[self._place.key]
+        else:
+            self._blocks[self._place.key] = self._outer
+        if committed and self._outer is None:
             self._hand_over(self._rows)
+        elif committed and self._outer is not None:
+            self._outer.extend(self._rows)  # a savepoint
 
     def __enter__(self) -> None:
         if self._place.is_async:
@@ -420,7 +436,7 @@ class _Block:
 
         with retried():
             self._begin().__enter__()
-        self._token = _inside.set(self._rows)
+        self._begun()
 
     def __exit__(self, *error: Any) -> None:
         committed = False
@@ -434,7 +450,7 @@ class _Block:
         if not self._place.is_async:
             raise UsageError("this connection is not async: write `with outbox.transaction(connection):`")
         await self._begin().__aenter__()
-        self._token = _inside.set(self._rows)
+        self._begun()
 
     async def __aexit__(self, *error: Any) -> None:
         committed = False

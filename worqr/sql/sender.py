@@ -78,6 +78,10 @@ STEPS_EVERY: Final = 3600.0
 STEPS_WITHIN: Final = 0.5
 """Seconds of a sweep in which steps are deleted. The next sweep goes on."""
 LONGEST_BLOCK: Final = 60.0
+LANE_WAITS: Final = 10.0
+"""Seconds until a sweep sends a row again whose lane was full."""
+REPLICAS_MS: Final = 30_000
+"""Milliseconds until a row is sent again that asks for more replicas than there are."""
 MOST_ERROR: Final = 300
 SHORTEN_AT: Final = 100
 
@@ -114,7 +118,7 @@ class Sender:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._sweepers = 0
-        self._ending = False
+        self._ending = self._sending = False
 
     def hand_over(self, rows: Sequence[str]) -> None:
         """Send these rows soon, if they have been committed. If too many wait, they are left to the workers."""
@@ -139,9 +143,17 @@ class Sender:
             self._wake.set()
 
     def close(self, timeout: float) -> None:
-        """Send what was handed over, for at most so many seconds, and end the thread and its connection. It blocks."""
+        """Send what was handed over, for at most so many seconds, and end the thread and its connection. It blocks.
+
+        While a worker of this process sweeps, the thread goes on.
+        """
         thread = self._thread
         if thread is None or self._pid != os.getpid():
+            return
+        until = time.monotonic() + timeout
+        while self._sweepers and (self._handed or self._sending) and time.monotonic() < until:
+            time.sleep(0.01)
+        if self._sweepers:
             return
         self._ending = True
         self._wake.set()
@@ -166,17 +178,20 @@ class Sender:
                 pause = passes.pause() if passes is not None and sweeps else (outage.pause if sweeps else IDLE)
                 self._wake.wait(0 if sweeps and passes is None and not outage.since else pause)
             self._wake.clear()
+            self._sending = True
             rows = [self._handed.popleft() for _ in range(min(len(self._handed), SWEEP_ROWS))]
             try:
                 passes = passes or self._make()
                 if rows:
                     passes.send(rows)
+                self._sending = False
                 if self._sweepers and passes.pause() <= 0:
                     passes.sweep()
                 elif sweeps and not self._sweepers:
                     passes.give_back()
                 outage.over()
             except Exception as error:  # of the database, the server, or the drivers
+                self._sending = False
                 outage.began(error)
                 if not isinstance(error, Unavailable) and passes is not None:
                     passes.close()
@@ -306,6 +321,7 @@ class Passes:
         self._id = ""
         self._facts: OutboxFacts | None = None
         self._blocked: dict[str, tuple[float, float]] = {}
+        self._in_full_lanes: dict[str, float] = {}
         self._next_at = 0.0
         self._interval = SOONEST
         self._count_at = self._recount_at = self._steps_at = 0.0
@@ -358,8 +374,10 @@ class Passes:
             if not sync(self._is_cluster) or boottime() >= until:
                 raise
             return self._block(queue, error)
-        except (QueueFull, NotReplicated) as error:
+        except QueueFull as error:
             return self._block(queue, error)
+        except NotReplicated as error:
+            return self._not_replicated(queue, rows, until, error)
         except Exception as error:
             if is_for_all(error):
                 return self._block(queue, error)
@@ -368,16 +386,20 @@ class Passes:
             half = len(rows) // 2
             return self._send_to(queue, rows[:half], until) + self._send_to(queue, rows[half:], until)
         done = [row.id for row, job in zip(rows, jobs, strict=True) if job is None]  # those that have expired
-        for (row, _), (outcome, keys) in zip(live, found, strict=True):
-            if outcome.outcome == "full":
-                self._block(queue, None)
-            else:
+        in_lanes = list[str]()
+        for (row, (options, _)), (outcome, keys) in zip(live, found, strict=True):
+            if outcome.outcome != "full":
                 done.append(row.id)
                 self._sent.setdefault(keys, []).append(row.id)
+            elif "max_lane_length" in options:  # other lanes may have room
+                in_lanes.append(row.id)
         if done:
             self._database.query(self._sql.delete(done))
-        if len(done) == len(rows):
             self._blocked.pop(queue, None)
+        if len(done) + len(in_lanes) < len(rows):
+            self._block(queue, None)
+        if self._facts is not None:  # only a sweep reads them again
+            self._in_full_lanes |= dict.fromkeys(in_lanes, time.monotonic() + LANE_WAITS)
         self._shorten(SHORTEN_AT)
         return len(done)
 
@@ -399,9 +421,22 @@ class Passes:
         pause = min(LONGEST_BLOCK, pause * 2)
         self._blocked[queue] = (time.monotonic() + pause, pause)
         if error is not None and not isinstance(error, QueueFull):
-            text = "rows of the outbox for queue %(queue)r wait: %(error)s"
-            emit(logger, "outbox.refused", text, level=logging.WARNING, queue=queue, error=cause_of(error))
+            self._say_that_they_wait(queue, error)
         return 0
+
+    def _say_that_they_wait(self, queue: str, error: Exception) -> None:
+        text = "rows of the outbox for queue %(queue)r wait: %(error)s"
+        emit(logger, "outbox.refused", text, level=logging.WARNING, queue=queue, error=cause_of(error))
+
+    def _not_replicated(self, queue: str, rows: Sequence[Row], until: float, error: Exception) -> int:
+        """Let rows wait that ask for more replicas than the outbox, and send the others without them."""
+        asking = [row for row in rows if replicas_of(options_to_send(row) or {}) > self._replicas]
+        if not asking:
+            return self._block(queue, error)
+        self._database.query(self._sql.defer([row.id for row in asking], REPLICAS_MS, cause_of(error)))
+        self._say_that_they_wait(queue, error)
+        others = [row for row in rows if row not in asking]
+        return self._send_to(queue, others, until) if others else 0
 
     def _refused(self, row: Row, error: Exception) -> int:
         """Note that the server has refused a row."""
@@ -474,12 +509,14 @@ class Passes:
         newest = self._facts.seen - TOO_OLD_MS
         if any(self._facts.covered < at < newest and not tries for _, _, at, tries in found):
             self._hold(self._facts.covered)
-        left, until = deque(found), time.monotonic() + SOONEST
+        began = time.monotonic()
+        self._in_full_lanes = {row: at for row, at in self._in_full_lanes.items() if at > began}
+        left, until = deque(each for each in found if each[0] not in self._in_full_lanes), began + SOONEST
         while left and time.monotonic() < until:
             page = [left.popleft() for _ in range(min(len(left), SWEEP_ROWS))]
             waits = self._left_out()
             sent += self.send([row for row, queue, *_ in page if queue not in waits])
-        if left or len(found) == MOST_SWEPT or without or self._left_out():
+        if left or len(found) == MOST_SWEPT or without or self._left_out() or self._in_full_lanes:
             self._facts = replace(self._facts, covered=self._facts.seen)  # rows wait for a reason
         return sent
 
@@ -528,6 +565,11 @@ def is_for_all(error: Exception) -> bool:
 
 def _rows(found: Rows) -> list[Row]:
     return [
-        Row(row, queue, bytes(payload), bytes(options), age, tries)
+        Row(row, queue, _bytes(payload), _bytes(options), age, tries)
         for row, queue, payload, options, age, tries in found
     ]
+
+
+def _bytes(stored: object) -> bytes:
+    """Return what a column of bytes has. In SQLite, another program may have stored a text or a number there."""
+    return bytes(stored) if isinstance(stored, bytes | bytearray | memoryview) else str(stored).encode()

@@ -227,6 +227,12 @@ class Statements:
         change = f"tries = tries + 1, retry_at = {self.now} + {int(wait_ms)}, state = '{state}', error = ?"
         return f"UPDATE {self.table} SET {change} WHERE id = ?", (error, row.id)  # noqa: S608
 
+    def defer(self, rows: Sequence[str], wait_ms: int, error: str) -> Statement:
+        """Try these rows again in so many ms, which counts once at most: a row that was tried is not held."""
+        tries = "CASE WHEN tries = 0 THEN 1 ELSE tries END"
+        change = f"tries = {tries}, retry_at = {self.now} + {int(wait_ms)}, error = ?"
+        return f"UPDATE {self.table} SET {change} WHERE id IN ({_marks(rows)})", (error, *rows)  # noqa: S608
+
     def hold(self, only: Collection[str] | None, since: int, older_ms: int) -> Statement:
         """Hold the rows of these queues, or of all, that were never tried, and stored after `since` but older than this. Return
         one column for each.
