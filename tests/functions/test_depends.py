@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Annotated, Any, cast
 
 import pytest
@@ -188,6 +189,39 @@ async def test_it_is_no_part_of_the_call(mesh: worqr.Mesh) -> None:
         cast("Any", save).call(7, session=Session())
     assert cast("Any", annotated).call(7).task == b'{"n":7}'
     assert await cast("Any", annotated)(7) == "Session"
+
+
+class Saver:
+    """A handler that is an object. Its class has an annotation of another type for the same name."""
+
+    n: str = ""
+
+    def __call__(self, n: int, *, session: Session = worqr.Depends(open_plainly)) -> str:
+        return f"{n} {type(session).__name__}"
+
+
+class AnnotatedSaver:
+    def __call__(self, n: int, *, session: Annotated[Session, worqr.Depends(open_plainly)]) -> str:
+        return f"{n} {type(session).__name__}"
+
+
+def with_url(url: str, n: int, *, session: Session = worqr.Depends(open_plainly)) -> str:
+    return f"{n} {type(session).__name__}"
+
+
+def annotated_with_url(url: str, n: int, *, session: Annotated[Session, worqr.Depends(open_plainly)]) -> str:
+    return f"{n} {type(session).__name__}"
+
+
+@pytest.mark.parametrize(
+    "handler", [Saver(), AnnotatedSaver(), partial(with_url, "db:"), partial(annotated_with_url, "db:")]
+)
+async def test_an_object_and_a_partial_have_it(mesh: worqr.Mesh, server: Server, handler: Callable[[int], str]) -> None:
+    save = mesh.task(name="save")(handler)
+    assert save.call(7).task == b'{"n":7}'
+    with pytest.raises(worqr.UsageError, match="Expected `int`, got `str`"):
+        cast("Any", save).call("7")
+    assert await of_one_run(mesh, server, save) == "7 Session"
 
 
 async def test_a_test_passes_its_own_or_replaces_it(mesh: worqr.Mesh, server: Server) -> None:

@@ -19,6 +19,7 @@ from contextlib import (
 )
 from typing import Any, Final, TypeVar, cast, get_origin, overload
 
+from worqr.argument_codec import annotated
 from worqr.errors import UsageError
 from worqr.handler_options import is_async
 from worqr.inside import current_run
@@ -146,7 +147,8 @@ def _annotated(annotation: object, function: Callable[..., Any]) -> _Dependency 
         if "Depends(" not in annotation and "State(" not in annotation:
             return None
         try:
-            annotation = eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))  # noqa: S307 - its own code
+            names = getattr(inspect.unwrap(cast("Any", annotated(function))), "__globals__", {})
+            annotation = eval(annotation, names)  # noqa: S307 - its own code
         except Exception:  # an annotation is code of the user: the codec says what is wrong with it
             return None
     return next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, _Dependency)), None)
@@ -171,8 +173,9 @@ def injected(function: Callable[..., Any]) -> Callable[..., Any]:
     run: Callable[..., Any] = _async_run(function, found) if is_async(function) else _run(function, found)
     others = [each for name, each in signature.parameters.items() if name not in found]
     run = functools.wraps(function)(run)
-    vars(run)["__signature__"] = signature.replace(parameters=others)
-    run.__annotations__ = {name: kind for name, kind in function.__annotations__.items() if name not in found}
+    source: Any = annotated(function)
+    vars(run).update(__signature__=signature.replace(parameters=others), __wrapped__=source)
+    run.__annotations__ = {name: kind for name, kind in source.__annotations__.items() if name not in found}
     return run
 
 
