@@ -129,6 +129,29 @@ async def test_a_plain_function_has_it_in_its_thread(mesh: worqr.Mesh, server: S
     assert events == ["open", "close"]
 
 
+def declared(failed: worqr.Failed, *, session: Session = worqr.Depends(open_plainly)) -> None:
+    events.append(type(session).__name__)
+
+
+@pytest.mark.parametrize("how", ["decorator", "option", "default", "declared"])
+async def test_a_failure_handler_has_it(prefix: str, server: Server, how: str) -> None:
+    given = worqr.HandlerOptions(on_failure=declared)
+    mesh = worqr.Mesh(prefix=prefix, defaults=given if how == "default" else None)
+
+    @mesh.task(**cast("Any", given if how == "option" else {}))
+    def save(n: int) -> None:
+        raise worqr.Failure("never")
+
+    if how == "decorator":
+        save.on_failure(declared)
+    elif how == "declared":
+        save.on_failure(mesh.task(declared))
+    async with testing.bench(mesh, url=server.url) as bench:
+        await save.enqueue(7)
+        await bench.run_until_empty(raise_errors=False)
+    assert events == ["open", "Session", "close"]
+
+
 async def test_what_the_lifespan_yields_has_its_type(prefix: str, server: Server) -> None:
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[Session]:
