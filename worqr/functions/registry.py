@@ -281,8 +281,14 @@ def _is_defined_anew(older: Callable[..., Any], newer: Callable[..., Any]) -> bo
         return False
     if newer.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
         return True  # a notebook, or a console
-    before, now = older.__code__, newer.__code__
-    return (before.co_filename, before.co_firstlineno) == (now.co_filename, now.co_firstlineno)
+    before, now = _place(older), _place(newer)
+    return before is not None and before == now
+
+
+def _place(fn: Callable[..., Any]) -> tuple[str, int] | None:
+    """Return the file and the line of a function; of a decorated one, those of the function inside."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno)
 
 
 # The options of schedules. `worqr.cron` computes the firings.
