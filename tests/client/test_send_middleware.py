@@ -112,6 +112,20 @@ async def test_it_runs_once_for_each_call_and_in_the_context_of_the_sender(serve
         await bench.run_until_empty(raise_errors=False)
 
 
+async def test_a_lane_that_it_gives_has_the_bound_of_the_function(server: Server, prefix: str) -> None:
+    mesh = meshed(prefix, lambda sending: sending.set(lane=tenant.get()))
+
+    @mesh.task(name="note", lanes=worqr.Lanes(max_length=2))
+    async def note(n: int) -> None: ...
+
+    async with testing.bench(mesh, url=server.url):
+        await note.enqueue(1)
+        await note.dispatch(2)
+        for send in (note.enqueue, note.dispatch):
+            with pytest.raises(worqr.QueueFull):
+                await send(3)
+
+
 async def test_it_may_refuse_a_call(server: Server, prefix: str) -> None:
     def refuse(sending: worqr.Sending) -> None:
         raise PermissionError(f"{sending.name} is closed")

@@ -124,6 +124,11 @@ class CallTarget(Protocol):
         """The codec of its results."""
         ...
 
+    @property
+    def lane_bound(self) -> Mapping[str, object]:
+        """The encoded bound of the length of its lanes; empty if they have none."""
+        ...
+
     def require_client(self) -> object:
         """Raise UsageError if the function belongs to no mesh."""
         ...
@@ -229,6 +234,8 @@ class Sending:
         if "meta" in given:
             given = {**given, "meta": self.meta}
         encoded = encode_options(given)
+        if "lane" in encoded and call._target is not None:
+            encoded |= call._target.lane_bound
         replaced = {name for pair in (_TIMES, _ENDS) if pair & encoded.keys() for name in pair}
         old = {name: value for name, value in call._options.items() if name not in replaced}
         if "fields" in encoded:

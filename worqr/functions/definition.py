@@ -193,8 +193,13 @@ class FunctionDefinition:
         lane = options.get("lane") or self._lane(lanes, values, arguments)
         if lane is None:
             return options
-        bound = {} if lanes.max_length is None else {"max_lane_length": lanes.max_length}
-        return {**options, "lane": lane, **bound}
+        return {**options, "lane": lane, **self.lane_bound}
+
+    @property
+    def lane_bound(self) -> Mapping[str, object]:
+        """The encoded bound of the length of its lanes; empty if they have none."""
+        lanes = self.options.lanes
+        return {} if lanes is None or lanes.max_length is None else {"max_lane_length": lanes.max_length}
 
     def _with_tags(
         self, options: Mapping[str, object], args: Collection[Any], kwargs: Mapping[str, Any]
