@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, cast
 
@@ -266,6 +267,19 @@ def generated() -> Generator[Session]:
     yield Session()
 
 
+class Generating:
+    def __call__(self) -> Generator[Session]:
+        yield Session()
+
+
+@dataclass
+class WithoutHash:
+    url: str = ""
+
+    def __call__(self) -> Session:
+        return Session()
+
+
 def with_parameter(url: str) -> Session:
     return Session()
 
@@ -275,6 +289,8 @@ def with_parameter(url: str) -> Session:
     [
         (7, "takes a function that makes the value, not 7"),
         (generated, "generator: put @contextlib.contextmanager above it"),
+        (Generating(), "generator: put @contextlib.contextmanager above it"),
+        (WithoutHash(), r"unhashable type: 'WithoutHash', .* with @dataclass\(eq=False\)"),
         (with_parameter, "nothing gives it its parameter 'url'"),
     ],
 )

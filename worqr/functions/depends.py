@@ -72,13 +72,22 @@ def Depends(make: Callable[..., Any], /) -> Any:  # noqa: N802 - the name that i
         To type checkers, the value.
 
     Raises:
-        UsageError: `make` is no function, is a generator without ``@contextmanager``, or has a parameter without a default.
+        UsageError: `make` is no function, is a generator without ``@contextmanager``, has no hash, or has a parameter without a
+            default.
     """
     if not callable(make):
         raise UsageError(f"worqr.Depends takes a function that makes the value, not {make!r}")
-    if inspect.isgeneratorfunction(make) or inspect.isasyncgenfunction(make):
-        kind = "asynccontextmanager" if inspect.isasyncgenfunction(make) else "contextmanager"
-        raise UsageError(f"worqr.Depends({_name_of(make)}): it is a generator: put @contextlib.{kind} above it")
+    for each in (make, getattr(make, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            kind = "asynccontextmanager" if inspect.isasyncgenfunction(each) else "contextmanager"
+            raise UsageError(f"worqr.Depends({_name_of(make)}): it is a generator: put @contextlib.{kind} above it")
+    try:
+        hash(make)
+    except TypeError as error:
+        raise UsageError(
+            f"worqr.Depends({_name_of(make)}): {error}, so a run cannot make it once: give it a function, or declare its class "
+            "with @dataclass(eq=False)"
+        ) from None
     dependency = _Dependency(make)
     for each in _parameters_of(make):
         if each.default is each.empty and each.name not in dependency.needs and each.kind not in _VARIABLE:
