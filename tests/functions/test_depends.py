@@ -317,6 +317,18 @@ def test_a_function_that_cannot_have_it_is_refused(mesh: worqr.Mesh, function: C
         mesh.task(function)
 
 
+async def test_steps_and_raw_queues_refuse_it(mesh: worqr.Mesh, server: Server) -> None:
+    def handle(task: bytes, *, session: Session = worqr.Depends(open_plainly)) -> None: ...
+    def plain(task: bytes) -> None: ...
+
+    with pytest.raises(worqr.UsageError, match="step 'handle' gets no dependencies, .* make the value inside the step"):
+        mesh.step(name="handle")(handle)
+    async with testing.bench(mesh, url=server.url), mesh.join() as peer:
+        for serve in (partial(peer.serve, "raw", handle), partial(peer.serve, "raw", plain, on_failure=declared)):
+            with pytest.raises(worqr.UsageError, match="raw queue 'raw' gets no dependencies.* with @mesh.task"):
+                await serve()
+
+
 def test_an_annotation_that_raises_is_named_by_the_function(mesh: worqr.Mesh) -> None:
     def odd(n: int, *, session: Session) -> None: ...
 

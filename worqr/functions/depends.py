@@ -150,6 +150,13 @@ def dependencies_of(function: Callable[..., Any]) -> Mapping[str, _Dependency]:
     return found
 
 
+def refuse_dependencies(function: Callable[..., Any], what: str, instead: str) -> None:
+    """Raise UsageError for a function that nothing gives its dependencies, and that would get their declarations."""
+    if not hasattr(function, "__worqr_handler__") and (found := dependencies_of(function)):
+        name = next(iter(found))
+        raise UsageError(f"{what} gets no dependencies, and its parameter {name!r} has {found[name]!r}: {instead}")
+
+
 def _annotated(annotation: object, function: Callable[..., Any]) -> _Dependency | None:
     """Return the dependency in ``Annotated[T, Depends(...)]``."""
     if isinstance(annotation, str):

@@ -25,6 +25,7 @@ from worqr.cron import MAX_TASK, Definition, Overlap, Trigger, check_overlap, mi
 from worqr.errors import UsageError
 from worqr.foreign import EVERY, explain_arguments, hint_at_option
 from worqr.functions.definition import FunctionDefinition
+from worqr.functions.depends import refuse_dependencies
 from worqr.functions.function import AsyncFunction, AsyncListFunction, Function, SyncFunction, SyncListFunction
 from worqr.handler_options import (
     HandlerOptions,
@@ -799,6 +800,7 @@ class Step(Generic[P, R]):
         self, fn: Callable[P, R], name: str, retry: RetryPolicy | None = None, timeout: Seconds | None = None
     ) -> None:
         functools.update_wrapper(cast("Any", self), fn)
+        refuse_dependencies(fn, f"step {name!r}", "make the value inside the step")
         if timeout is not None and not is_async(fn):
             raise UsageError(f"step {name!r}: a plain function cannot be stopped after a timeout: declare it async")
         if retry is not None and retry.reset_on_progress is not None:
