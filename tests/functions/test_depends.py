@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Protocol, cast
 
 import pytest
 
@@ -170,6 +170,36 @@ async def test_what_the_lifespan_yields_has_its_type(prefix: str, server: Server
     assert await of_one_run(mesh, server, save) == "Session"
     with pytest.raises(worqr.JobFailed, match=r"worqr.State\(Fake\): the lifespan of this place has yielded"):
         await of_one_run(mesh, server, wrong)
+
+
+PERHAPS: Any = Session | None
+
+
+def test_the_type_of_a_state_may_be_a_union(mesh: worqr.Mesh) -> None:
+    @mesh.task
+    def save(n: int, *, session: Session | None = worqr.State(PERHAPS)) -> str:
+        return type(session).__name__
+
+    for state in (Fake(), None):
+        with testing.context(state=state):
+            assert save(7) == type(state).__name__
+    with (
+        testing.context(state=7),
+        pytest.raises(worqr.UsageError, match=r"Session \| None\): the lifespan .* yielded 7"),
+    ):
+        save(7)
+    with pytest.raises(worqr.UsageError, match=r"None\) is only known inside a handler: in a test, pass the parameter"):
+        save(7)
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [7, "Session", Any, Closable])
+def test_a_state_without_a_class_is_refused(kind: Any) -> None:
+    with pytest.raises(worqr.UsageError, match="State takes a class, or a union of classes, not "):
+        worqr.State(kind)
 
 
 ONCE = worqr.RetryPolicy(max_failures=1)

@@ -17,7 +17,8 @@ from contextlib import (
     ExitStack,
     contextmanager,
 )
-from typing import Any, Final, TypeVar, cast, get_origin, overload
+from types import UnionType
+from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, overload
 
 from worqr.argument_codec import annotated
 from worqr.errors import UsageError
@@ -104,20 +105,35 @@ def State(kind: type[T], /) -> T:  # noqa: N802 - as `Depends`
     It is the typed form of ``worqr.current().state``.
 
     Args:
-        kind: The class of the value.
+        kind: The class of the value, or a union of classes.
 
     Returns:
         To type checkers, the value.
+
+    Raises:
+        UsageError: `kind` is no class of which a value can be known to be, such as a Protocol without ``@runtime_checkable``.
     """
-    return Depends(functools.partial(_state, kind))
+    is_union = get_origin(kind) in {Union, UnionType}
+    classes = tuple(get_origin(each) or each for each in (get_args(kind) if is_union else (kind,)))
+    try:
+        isinstance(None, classes)
+    except TypeError as error:
+        raise UsageError(f"worqr.State takes a class, or a union of classes, not {kind!r}: {error}") from None
+    return Depends(functools.partial(_state, classes, f"worqr.State({getattr(kind, '__name__', kind)})"))
 
 
-def _state(kind: type[T]) -> T:
-    found: Any = current_run.get().host.state
-    if not isinstance(found, get_origin(kind) or kind):
+def _state(classes: tuple[type, ...], what: str) -> Any:
+    run = current_run.get(None)
+    if run is None:
         raise UsageError(
-            f"worqr.State({kind.__name__}): the lifespan of this place has yielded {found!r}; give Mesh(lifespan=...), and "
-            "asyncio_lifespan or process_lifespan for handlers there, one that yields such a value"
+            f"{what} is only known inside a handler: in a test, pass the parameter, or call the handler inside "
+            "worqr.testing.context(state=...)"
+        )
+    found: Any = run.host.state
+    if not isinstance(found, classes):
+        raise UsageError(
+            f"{what}: the lifespan of this place has yielded {found!r}; give Mesh(lifespan=...), and asyncio_lifespan or "
+            "process_lifespan for handlers there, one that yields such a value"
         )
     return found
 
