@@ -347,6 +347,16 @@ def test_a_function_that_cannot_have_it_is_refused(mesh: worqr.Mesh, function: C
         mesh.task(function)
 
 
+def test_an_annotation_that_names_what_is_not_there_is_refused_at_once(mesh: worqr.Mesh) -> None:
+    def early(n: int, *, session: Session) -> None: ...
+
+    early.__annotations__["session"] = "Annotated[Later, worqr.Depends(open_plainly)]"
+    with pytest.raises(
+        worqr.UsageError, match="early: an annotation with a dependency .*'Later'.* make it the default"
+    ):
+        mesh.task(name="early")(early)
+
+
 async def test_steps_and_raw_queues_refuse_it(mesh: worqr.Mesh, server: Server) -> None:
     def handle(task: bytes, *, session: Session = worqr.Depends(open_plainly)) -> None: ...
     def plain(task: bytes) -> None: ...

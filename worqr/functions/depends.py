@@ -156,7 +156,7 @@ def dependencies_of(function: Callable[..., Any]) -> Mapping[str, _Dependency]:
     """Return the dependencies of a function, by the names of its parameters.
 
     Raises:
-        UsageError: a parameter of a handler that has one could be passed by position.
+        UsageError: an annotation with one names what is not there yet.
     """
     found: dict[str, _Dependency] = {}
     for each in _parameters_of(function):
@@ -181,6 +181,11 @@ def _annotated(annotation: object, function: Callable[..., Any]) -> _Dependency 
         try:
             names = getattr(inspect.unwrap(cast("Any", annotated(function))), "__globals__", {})
             annotation = eval(annotation, names)  # noqa: S307 - its own code
+        except NameError as error:
+            raise UsageError(
+                f"{_name_of(function)}: an annotation with a dependency names what is not there when the function is declared "
+                f"({error}): make it the default, as in `session: Session = worqr.Depends(...)`, or import or define it before"
+            ) from None
         except Exception:  # an annotation is code of the user: the codec says what is wrong with it
             return None
     return next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, _Dependency)), None)
