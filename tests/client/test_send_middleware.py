@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -124,6 +124,18 @@ async def test_a_lane_that_it_gives_has_the_bound_of_the_function(server: Server
         for send in (note.enqueue, note.dispatch):
             with pytest.raises(worqr.QueueFull):
                 await send(3)
+
+
+async def test_its_tags_may_come_from_a_generator(prefix: str) -> None:
+    mesh = meshed(prefix, lambda sending: sending.set(tags=cast("Any", (each for each in ("b", "a")))))
+
+    @mesh.task(name="note")
+    async def note(n: int) -> None: ...
+
+    with testing.recording(mesh) as sent:
+        await note.enqueue(1)
+    options: Any = sent.calls(note)[0]._options  # pyright: ignore[reportPrivateUsage]
+    assert options["tags"] == "a\nb"
 
 
 async def test_it_may_refuse_a_call(server: Server, prefix: str) -> None:

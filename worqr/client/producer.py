@@ -217,11 +217,12 @@ class Sending:
                 raise UsageError(
                     f"sending.set() has no option {option!r}; it takes {', '.join(SendingOptions.__annotations__)}"
                 )
-        encode_options(options)  # checks them, here where the mistake is
+        encoded = encode_options(options)  # checks them, here where the mistake is
         if "meta" in options:
             options["meta"] = {**self._given.get("meta", {}), **options["meta"]}
         if "tags" in options:
-            options["tags"] = {*self._given.get("tags", ()), *options["tags"]}
+            own = str(encoded.get("tags", "")).split("\n")  # a generator has no tags any more
+            options["tags"] = {*self._given.get("tags", ()), *filter(None, own)}
         if options.keys() & _TIMES:
             self._given = {name: value for name, value in self._given.items() if name not in _TIMES}
         self._given |= options
