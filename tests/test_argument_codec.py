@@ -747,7 +747,7 @@ def test_a_default_that_can_change_is_as_python_has_it() -> None:
 @pytest.mark.parametrize(
     ("hint", "default", "words"),
     [
-        (int, None, "Expected `int`, got `null`"),
+        (int, None, r"Expected `int`, got `null`: let its annotation say so, as in `x: int \| None = None`"),
         (Small, 10, "Expected `int` <= 9"),
         (Any, Odd(), "JSON does not know tests.test_argument_codec.Odd"),
         (float, math.inf, "JSON has neither NaN nor infinity"),

@@ -115,6 +115,12 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "the order": (lambda: Stack([Fernet(NEW), Compress()]), "Compress must be the first"),
     "two of a kind": (lambda: Stack([Fernet(NEW), Fernet(OLD)]), "pass a list of keys"),
     "none": (lambda: Stack([]), "at least one codec"),
+    "one without a list": (
+        lambda: Stack(cast_any(Compress())),
+        r"as in Stack\(\[Compress\(\), codec\]\), not Compress",
+    ),
+    "a class": (lambda: Stack([Compress(), cast_any(Fernet)]), "a codec of Stack must be one of .*, not Fernet"),
+    "a text": (lambda: Compress(cast_any("1024")), "takes above >= 0 .* not '1024'"),
     "a bound": (lambda: Compress(max_size=0), "max_size >= 1"),
 }
 

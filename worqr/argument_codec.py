@@ -790,7 +790,8 @@ class ArgumentCodec:
             except UsageError:
                 raise
             except Exception as error:
-                raise UsageError(f"{self.name}: the default of {name!r} cannot travel: {error}") from None
+                remedy = f": let its annotation say so, as in `{name}: int | None = None`" if value is None else ""
+                raise UsageError(f"{self.name}: the default of {name!r} cannot travel: {error}{remedy}") from None
         self._codec = codec
         return codec
 

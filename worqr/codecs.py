@@ -193,11 +193,15 @@ class Compress:
         max_size: The most bytes of a decompressed value. A value that hides more of them costs its own run only.
 
     Raises:
-        UsageError: `above` is negative, or `max_size` is less than 1.
+        UsageError: `above` is negative, or `max_size` is less than 1; or one is no whole number.
     """
 
     def __init__(self, above: int = 1024, *, max_size: int = MAX_DECODED) -> None:
-        if above < 0 or max_size < 1:
+        if (
+            not all(isinstance(each, int) for each in cast("tuple[object, ...]", (above, max_size)))
+            or above < 0
+            or max_size < 1
+        ):
             raise UsageError(f"Compress takes above >= 0 and max_size >= 1, not {above!r} and {max_size!r}")
         self._above = above
         self._max_size = max_size
@@ -238,6 +242,16 @@ class Compress:
         return value
 
 
+def check_codec(codec: Codec, what: str) -> Codec:
+    """Return `codec` if it can encode and decode. Raises UsageError, which names its type: its text may have keys."""
+    if isinstance(codec, type) or not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):
+        kind = codec.__name__ if isinstance(codec, type) else type(codec).__name__
+        raise UsageError(
+            f"{what} must be one of worqr.codecs, as in codec=Fernet(keys), or have encode and decode, not {kind}"
+        )
+    return codec
+
+
 class Stack:
     """Several codecs in a row. `Compress` comes first, because what is encrypted does not become smaller.
 
@@ -245,10 +259,16 @@ class Stack:
         codecs: `Compress`, `Fernet` and `Signed`, at most one of each, in the order in which they encode.
 
     Raises:
-        UsageError: `Compress` is not the first one, two are of one kind, or there are none.
+        UsageError: `Compress` is not the first one, two are of one kind, there are none, or one is no codec.
     """
 
     def __init__(self, codecs: Sequence[Codec]) -> None:
+        if not isinstance(codecs, list | tuple):
+            raise UsageError(
+                f"Stack takes a list of codecs, as in Stack([Compress(), codec]), not {type(codecs).__name__}"
+            )
+        for each in codecs:
+            check_codec(each, "a codec of Stack")
         kinds = [type(codec) for codec in codecs]
         if not kinds:
             raise UsageError("Stack needs at least one codec")

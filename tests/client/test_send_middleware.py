@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -110,6 +110,32 @@ async def test_it_runs_once_for_each_call_and_in_the_context_of_the_sender(serve
         assert calls == [("note", n, "globex") for n in (1, 2, 3)]
         assert [lane.name for lane in await note.queue.lanes()] == ["second"]
         await bench.run_until_empty(raise_errors=False)
+
+
+async def test_a_lane_that_it_gives_has_the_bound_of_the_function(server: Server, prefix: str) -> None:
+    mesh = meshed(prefix, lambda sending: sending.set(lane=tenant.get()))
+
+    @mesh.task(name="note", lanes=worqr.Lanes(max_length=2))
+    async def note(n: int) -> None: ...
+
+    async with testing.bench(mesh, url=server.url):
+        await note.enqueue(1)
+        await note.dispatch(2)
+        for send in (note.enqueue, note.dispatch):
+            with pytest.raises(worqr.QueueFull):
+                await send(3)
+
+
+async def test_its_tags_may_come_from_a_generator(prefix: str) -> None:
+    mesh = meshed(prefix, lambda sending: sending.set(tags=cast("Any", (each for each in ("b", "a")))))
+
+    @mesh.task(name="note")
+    async def note(n: int) -> None: ...
+
+    with testing.recording(mesh) as sent:
+        await note.enqueue(1)
+    options: Any = sent.calls(note)[0]._options  # pyright: ignore[reportPrivateUsage]
+    assert options["tags"] == "a\nb"
 
 
 async def test_it_may_refuse_a_call(server: Server, prefix: str) -> None:

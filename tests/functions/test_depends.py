@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Annotated, Any, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Protocol, cast
 
 import pytest
 
@@ -128,6 +130,29 @@ async def test_a_plain_function_has_it_in_its_thread(mesh: worqr.Mesh, server: S
     assert events == ["open", "close"]
 
 
+def declared(failed: worqr.Failed, *, session: Session = worqr.Depends(open_plainly)) -> None:
+    events.append(type(session).__name__)
+
+
+@pytest.mark.parametrize("how", ["decorator", "option", "default", "declared"])
+async def test_a_failure_handler_has_it(prefix: str, server: Server, how: str) -> None:
+    given = worqr.HandlerOptions(on_failure=declared)
+    mesh = worqr.Mesh(prefix=prefix, defaults=given if how == "default" else None)
+
+    @mesh.task(**cast("Any", given if how == "option" else {}))
+    def save(n: int) -> None:
+        raise worqr.Failure("never")
+
+    if how == "decorator":
+        save.on_failure(declared)
+    elif how == "declared":
+        save.on_failure(mesh.task(declared))
+    async with testing.bench(mesh, url=server.url) as bench:
+        await save.enqueue(7)
+        await bench.run_until_empty(raise_errors=False)
+    assert events == ["open", "Session", "close"]
+
+
 async def test_what_the_lifespan_yields_has_its_type(prefix: str, server: Server) -> None:
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[Session]:
@@ -145,6 +170,36 @@ async def test_what_the_lifespan_yields_has_its_type(prefix: str, server: Server
     assert await of_one_run(mesh, server, save) == "Session"
     with pytest.raises(worqr.JobFailed, match=r"worqr.State\(Fake\): the lifespan of this place has yielded"):
         await of_one_run(mesh, server, wrong)
+
+
+PERHAPS: Any = Session | None
+
+
+def test_the_type_of_a_state_may_be_a_union(mesh: worqr.Mesh) -> None:
+    @mesh.task
+    def save(n: int, *, session: Session | None = worqr.State(PERHAPS)) -> str:
+        return type(session).__name__
+
+    for state in (Fake(), None):
+        with testing.context(state=state):
+            assert save(7) == type(state).__name__
+    with (
+        testing.context(state=7),
+        pytest.raises(worqr.UsageError, match=r"Session \| None\): the lifespan .* yielded 7"),
+    ):
+        save(7)
+    with pytest.raises(worqr.UsageError, match=r"None\) is only known inside a handler: in a test, pass the parameter"):
+        save(7)
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [7, "Session", Any, Closable])
+def test_a_state_without_a_class_is_refused(kind: Any) -> None:
+    with pytest.raises(worqr.UsageError, match="State takes a class, or a union of classes, not "):
+        worqr.State(kind)
 
 
 ONCE = worqr.RetryPolicy(max_failures=1)
@@ -190,6 +245,39 @@ async def test_it_is_no_part_of_the_call(mesh: worqr.Mesh) -> None:
     assert await cast("Any", annotated)(7) == "Session"
 
 
+class Saver:
+    """A handler that is an object. Its class has an annotation of another type for the same name."""
+
+    n: str = ""
+
+    def __call__(self, n: int, *, session: Session = worqr.Depends(open_plainly)) -> str:
+        return f"{n} {type(session).__name__}"
+
+
+class AnnotatedSaver:
+    def __call__(self, n: int, *, session: Annotated[Session, worqr.Depends(open_plainly)]) -> str:
+        return f"{n} {type(session).__name__}"
+
+
+def with_url(url: str, n: int, *, session: Session = worqr.Depends(open_plainly)) -> str:
+    return f"{n} {type(session).__name__}"
+
+
+def annotated_with_url(url: str, n: int, *, session: Annotated[Session, worqr.Depends(open_plainly)]) -> str:
+    return f"{n} {type(session).__name__}"
+
+
+@pytest.mark.parametrize(
+    "handler", [Saver(), AnnotatedSaver(), partial(with_url, "db:"), partial(annotated_with_url, "db:")]
+)
+async def test_an_object_and_a_partial_have_it(mesh: worqr.Mesh, server: Server, handler: Callable[[int], str]) -> None:
+    save = mesh.task(name="save")(handler)
+    assert save.call(7).task == b'{"n":7}'
+    with pytest.raises(worqr.UsageError, match="Expected `int`, got `str`"):
+        cast("Any", save).call("7")
+    assert await of_one_run(mesh, server, save) == "7 Session"
+
+
 async def test_a_test_passes_its_own_or_replaces_it(mesh: worqr.Mesh, server: Server) -> None:
     @mesh.task
     async def save(n: int, *, session: Session = worqr.Depends(repository)) -> str:
@@ -209,6 +297,19 @@ def generated() -> Generator[Session]:
     yield Session()
 
 
+class Generating:
+    def __call__(self) -> Generator[Session]:
+        yield Session()
+
+
+@dataclass
+class WithoutHash:
+    url: str = ""
+
+    def __call__(self) -> Session:
+        return Session()
+
+
 def with_parameter(url: str) -> Session:
     return Session()
 
@@ -218,6 +319,8 @@ def with_parameter(url: str) -> Session:
     [
         (7, "takes a function that makes the value, not 7"),
         (generated, "generator: put @contextlib.contextmanager above it"),
+        (Generating(), "generator: put @contextlib.contextmanager above it"),
+        (WithoutHash(), r"unhashable type: 'WithoutHash', .* with @dataclass\(eq=False\)"),
         (with_parameter, "nothing gives it its parameter 'url'"),
     ],
 )
@@ -242,6 +345,28 @@ def async_below(n: int, *, session: Session = worqr.Depends(repository)) -> None
 def test_a_function_that_cannot_have_it_is_refused(mesh: worqr.Mesh, function: Callable[..., None], what: str) -> None:
     with pytest.raises(worqr.UsageError, match=what):
         mesh.task(function)
+
+
+def test_an_annotation_that_names_what_is_not_there_is_refused_at_once(mesh: worqr.Mesh) -> None:
+    def early(n: int, *, session: Session) -> None: ...
+
+    early.__annotations__["session"] = "Annotated[Later, worqr.Depends(open_plainly)]"
+    with pytest.raises(
+        worqr.UsageError, match="early: an annotation with a dependency .*'Later'.* make it the default"
+    ):
+        mesh.task(name="early")(early)
+
+
+async def test_steps_and_raw_queues_refuse_it(mesh: worqr.Mesh, server: Server) -> None:
+    def handle(task: bytes, *, session: Session = worqr.Depends(open_plainly)) -> None: ...
+    def plain(task: bytes) -> None: ...
+
+    with pytest.raises(worqr.UsageError, match="step 'handle' gets no dependencies, .* make the value inside the step"):
+        mesh.step(name="handle")(handle)
+    async with testing.bench(mesh, url=server.url), mesh.join() as peer:
+        for serve in (partial(peer.serve, "raw", handle), partial(peer.serve, "raw", plain, on_failure=declared)):
+            with pytest.raises(worqr.UsageError, match="raw queue 'raw' gets no dependencies.* with @mesh.task"):
+                await serve()
 
 
 def test_an_annotation_that_raises_is_named_by_the_function(mesh: worqr.Mesh) -> None:

@@ -178,6 +178,25 @@ def test_a_function_in_a_program_is_not_replaced_by_another_one(other: str, tmp_
         registry.task(name="x")(load())
 
 
+def test_another_function_with_the_same_decorator_replaces_none() -> None:
+    def logged(fn: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(fn)
+        def inner(*args: Any) -> None: ...
+
+        return inner
+
+    def load(source: str) -> Any:
+        space: dict[str, Any] = {"__name__": "jobs", "logged": logged}
+        exec(compile(source, "jobs.py", "exec"), space)
+        return space["f"]
+
+    registry = Registry()
+    registry.task(name="x")(load("@logged\ndef f(n: int): ..."))
+    registry.task(name="x")(load("@logged\ndef f(n: int): ..."))  # the module was loaded again
+    with pytest.raises(worqr.UsageError, match="there is a function 'x' already"):
+        registry.task(name="x")(load("\n@logged\ndef f(text: str): ..."))
+
+
 def test_aliases_are_names_too() -> None:
     registry = Registry()
     declared = registry.task(name="new", aliases=("old", "older"))(f)

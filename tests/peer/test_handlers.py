@@ -197,19 +197,25 @@ async def test_what_cannot_be_a_handler_is_refused(mesh: worqr.Mesh, handler: An
         assert (await mesh.workers())[0].queues == frozenset()
 
 
-@pytest.mark.leaves(*FAILED)
-async def test_a_plain_function_that_returns_a_coroutine_has_failed(
-    mesh: worqr.Mesh, server: Server, prefix: str
-) -> None:
-    async def work(task: bytes) -> None: ...
+async def coroutine(task: bytes) -> None: ...
 
-    async with mesh.connect(), serving(mesh, "Q1", lambda task: work(task), retry=QUICK):
+
+def iter_bytes(task: bytes) -> Iterator[int]:
+    yield from task
+
+
+@pytest.mark.leaves(*FAILED)
+@pytest.mark.parametrize(("made", "remedy"), [(coroutine, b"use async def"), (iter_bytes, b"`return list(...)`")])
+async def test_a_plain_function_that_returns_what_never_ran_has_failed(
+    mesh: worqr.Mesh, server: Server, prefix: str, made: Callable[[bytes], object], remedy: bytes
+) -> None:
+    async with mesh.connect(), serving(mesh, "Q1", lambda task: made(task), retry=QUICK):
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
         await eventually(lambda: failed(q), 1)
     record = aside(server, prefix)
     assert record[b"error_type"] == b"TypeError"
-    assert b"async def" in record[b"error_message"]
+    assert remedy in record[b"error_message"]
 
 
 async def failed(q: worqr.Queue) -> int:

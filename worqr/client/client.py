@@ -37,7 +37,7 @@ from worqr.client.permits import HeldPermits, PermitLines
 from worqr.client.producer import Producer
 from worqr.client.room import RoomChannels
 from worqr.client.topics import TopicDirectory
-from worqr.codecs import Codec, StoredValues
+from worqr.codecs import Codec, StoredValues, check_codec
 from worqr.command import Command
 from worqr.embedded import EmbeddedServer, Relocation, relocated, server_of_parent, shared_server
 from worqr.errors import Unavailable, UsageError, WorqrError
@@ -335,7 +335,7 @@ class ClientSettings:
         """Set what all calls of the mesh have in common, and how values and errors are stored. Used once, before any call."""
         self.defaults = check_defaults(defaults)
         self.send_middleware = _checked_send_middleware(middleware)
-        self.codec = None if codec is None else _checked_codec(codec)
+        self.codec = None if codec is None else check_codec(codec, "codec")
         self.accept_plain = bool(accept_plain)
         self.redact_errors = bool(redact_errors)
 
@@ -349,16 +349,6 @@ def _checked_url(url: object) -> str | None:
     if url is not None and not isinstance(url, str):
         raise UsageError(f"url must be a str, not {type(url).__name__}")
     return url
-
-
-def _checked_codec(codec: Codec) -> Codec:
-    """Return `codec` if it can encode and decode, else raise UsageError. Its text may have keys, so the error names its type."""
-    if isinstance(codec, type) or not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):
-        kind = codec.__name__ if isinstance(codec, type) else type(codec).__name__
-        raise UsageError(
-            f"codec must be one of worqr.codecs, as in codec=Fernet(keys), or have encode and decode, not {kind}"
-        )
-    return codec
 
 
 def _checked_send_middleware(given: object) -> tuple[Callable[[Any], object], ...]:

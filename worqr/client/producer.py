@@ -124,6 +124,11 @@ class CallTarget(Protocol):
         """The codec of its results."""
         ...
 
+    @property
+    def lane_bound(self) -> Mapping[str, object]:
+        """The encoded bound of the length of its lanes; empty if they have none."""
+        ...
+
     def require_client(self) -> object:
         """Raise UsageError if the function belongs to no mesh."""
         ...
@@ -212,11 +217,12 @@ class Sending:
                 raise UsageError(
                     f"sending.set() has no option {option!r}; it takes {', '.join(SendingOptions.__annotations__)}"
                 )
-        encode_options(options)  # checks them, here where the mistake is
+        encoded = encode_options(options)  # checks them, here where the mistake is
         if "meta" in options:
             options["meta"] = {**self._given.get("meta", {}), **options["meta"]}
         if "tags" in options:
-            options["tags"] = {*self._given.get("tags", ()), *options["tags"]}
+            own = str(encoded.get("tags", "")).split("\n")  # a generator has no tags any more
+            options["tags"] = {*self._given.get("tags", ()), *filter(None, own)}
         if options.keys() & _TIMES:
             self._given = {name: value for name, value in self._given.items() if name not in _TIMES}
         self._given |= options
@@ -229,6 +235,8 @@ class Sending:
         if "meta" in given:
             given = {**given, "meta": self.meta}
         encoded = encode_options(given)
+        if "lane" in encoded and call._target is not None:
+            encoded |= call._target.lane_bound
         replaced = {name for pair in (_TIMES, _ENDS) if pair & encoded.keys() for name in pair}
         old = {name: value for name, value in call._options.items() if name not in replaced}
         if "fields" in encoded:

@@ -38,6 +38,11 @@ def _unchanged(result: Any) -> Any:
     return result
 
 
+def _injected_on_failure(handler: Any) -> Callable[[Failed], object]:
+    """Return a failure handler that gets its dependencies. Of a declared function it is the plain one, which takes the record."""
+    return injected(handler.__wrapped__ if hasattr(handler, "__worqr_handler__") else handler)
+
+
 class FunctionDefinition:
     """The data that all handles of one function share. It changes only while the application is imported.
 
@@ -75,6 +80,8 @@ class FunctionDefinition:
 
     def _use(self, options: Handling) -> None:
         """Use these options, before any call."""
+        if options.on_failure is not None:
+            options = replace(options, on_failure=_injected_on_failure(options.on_failure))
         self.options: Handling = options
         stored = options.policy.result_ttl > 0 or options.keep is not None
         self.codec.store_results(stored)
@@ -186,8 +193,13 @@ class FunctionDefinition:
         lane = options.get("lane") or self._lane(lanes, values, arguments)
         if lane is None:
             return options
-        bound = {} if lanes.max_length is None else {"max_lane_length": lanes.max_length}
-        return {**options, "lane": lane, **bound}
+        return {**options, "lane": lane, **self.lane_bound}
+
+    @property
+    def lane_bound(self) -> Mapping[str, object]:
+        """The encoded bound of the length of its lanes; empty if they have none."""
+        lanes = self.options.lanes
+        return {} if lanes is None or lanes.max_length is None else {"max_lane_length": lanes.max_length}
 
     def _with_tags(
         self, options: Mapping[str, object], args: Collection[Any], kwargs: Mapping[str, Any]
@@ -232,9 +244,10 @@ class FunctionDefinition:
         """Set the failure handler. Raises UsageError if there is one."""
         if (earlier := self._given.get("on_failure")) is not None:
             raise UsageError(f"{self.name!r} has a failure handler already: {earlier!r}")
-        check_failure_handler(handler)
+        runs = _injected_on_failure(handler)
+        check_failure_handler(runs)
         self._given = {**self._given, "on_failure": handler}
-        self.options = replace(self.options, on_failure=handler, policy=replace(self.options.policy, on_failure=True))
+        self.options = replace(self.options, on_failure=runs, policy=replace(self.options.policy, on_failure=True))
 
     def keys(self) -> QueueKeys:
         """Return the keys of the function's queue.

@@ -17,8 +17,10 @@ from contextlib import (
     ExitStack,
     contextmanager,
 )
-from typing import Any, Final, TypeVar, cast, get_origin, overload
+from types import UnionType
+from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, overload
 
+from worqr.argument_codec import annotated
 from worqr.errors import UsageError
 from worqr.handler_options import is_async
 from worqr.inside import current_run
@@ -71,13 +73,22 @@ def Depends(make: Callable[..., Any], /) -> Any:  # noqa: N802 - the name that i
         To type checkers, the value.
 
     Raises:
-        UsageError: `make` is no function, is a generator without ``@contextmanager``, or has a parameter without a default.
+        UsageError: `make` is no function, is a generator without ``@contextmanager``, has no hash, or has a parameter without a
+            default.
     """
     if not callable(make):
         raise UsageError(f"worqr.Depends takes a function that makes the value, not {make!r}")
-    if inspect.isgeneratorfunction(make) or inspect.isasyncgenfunction(make):
-        kind = "asynccontextmanager" if inspect.isasyncgenfunction(make) else "contextmanager"
-        raise UsageError(f"worqr.Depends({_name_of(make)}): it is a generator: put @contextlib.{kind} above it")
+    for each in (make, getattr(make, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            kind = "asynccontextmanager" if inspect.isasyncgenfunction(each) else "contextmanager"
+            raise UsageError(f"worqr.Depends({_name_of(make)}): it is a generator: put @contextlib.{kind} above it")
+    try:
+        hash(make)
+    except TypeError as error:
+        raise UsageError(
+            f"worqr.Depends({_name_of(make)}): {error}, so a run cannot make it once: give it a function, or declare its class "
+            "with @dataclass(eq=False)"
+        ) from None
     dependency = _Dependency(make)
     for each in _parameters_of(make):
         if each.default is each.empty and each.name not in dependency.needs and each.kind not in _VARIABLE:
@@ -94,20 +105,35 @@ def State(kind: type[T], /) -> T:  # noqa: N802 - as `Depends`
     It is the typed form of ``worqr.current().state``.
 
     Args:
-        kind: The class of the value.
+        kind: The class of the value, or a union of classes.
 
     Returns:
         To type checkers, the value.
+
+    Raises:
+        UsageError: `kind` is no class of which a value can be known to be, such as a Protocol without ``@runtime_checkable``.
     """
-    return Depends(functools.partial(_state, kind))
+    is_union = get_origin(kind) in {Union, UnionType}
+    classes = tuple(get_origin(each) or each for each in (get_args(kind) if is_union else (kind,)))
+    try:
+        isinstance(None, classes)
+    except TypeError as error:
+        raise UsageError(f"worqr.State takes a class, or a union of classes, not {kind!r}: {error}") from None
+    return Depends(functools.partial(_state, classes, f"worqr.State({getattr(kind, '__name__', kind)})"))
 
 
-def _state(kind: type[T]) -> T:
-    found: Any = current_run.get().host.state
-    if not isinstance(found, get_origin(kind) or kind):
+def _state(classes: tuple[type, ...], what: str) -> Any:
+    run = current_run.get(None)
+    if run is None:
         raise UsageError(
-            f"worqr.State({kind.__name__}): the lifespan of this place has yielded {found!r}; give Mesh(lifespan=...), and "
-            "asyncio_lifespan or process_lifespan for handlers there, one that yields such a value"
+            f"{what} is only known inside a handler: in a test, pass the parameter, or call the handler inside "
+            "worqr.testing.context(state=...)"
+        )
+    found: Any = run.host.state
+    if not isinstance(found, classes):
+        raise UsageError(
+            f"{what}: the lifespan of this place has yielded {found!r}; give Mesh(lifespan=...), and asyncio_lifespan or "
+            "process_lifespan for handlers there, one that yields such a value"
         )
     return found
 
@@ -130,7 +156,7 @@ def dependencies_of(function: Callable[..., Any]) -> Mapping[str, _Dependency]:
     """Return the dependencies of a function, by the names of its parameters.
 
     Raises:
-        UsageError: a parameter of a handler that has one could be passed by position.
+        UsageError: an annotation with one names what is not there yet.
     """
     found: dict[str, _Dependency] = {}
     for each in _parameters_of(function):
@@ -140,13 +166,26 @@ def dependencies_of(function: Callable[..., Any]) -> Mapping[str, _Dependency]:
     return found
 
 
+def refuse_dependencies(function: Callable[..., Any], what: str, instead: str) -> None:
+    """Raise UsageError for a function that nothing gives its dependencies, and that would get their declarations."""
+    if not hasattr(function, "__worqr_handler__") and (found := dependencies_of(function)):
+        name = next(iter(found))
+        raise UsageError(f"{what} gets no dependencies, and its parameter {name!r} has {found[name]!r}: {instead}")
+
+
 def _annotated(annotation: object, function: Callable[..., Any]) -> _Dependency | None:
     """Return the dependency in ``Annotated[T, Depends(...)]``."""
     if isinstance(annotation, str):
         if "Depends(" not in annotation and "State(" not in annotation:
             return None
         try:
-            annotation = eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))  # noqa: S307 - its own code
+            names = getattr(inspect.unwrap(cast("Any", annotated(function))), "__globals__", {})
+            annotation = eval(annotation, names)  # noqa: S307 - its own code
+        except NameError as error:
+            raise UsageError(
+                f"{_name_of(function)}: an annotation with a dependency names what is not there when the function is declared "
+                f"({error}): make it the default, as in `session: Session = worqr.Depends(...)`, or import or define it before"
+            ) from None
         except Exception:  # an annotation is code of the user: the codec says what is wrong with it
             return None
     return next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, _Dependency)), None)
@@ -171,8 +210,9 @@ def injected(function: Callable[..., Any]) -> Callable[..., Any]:
     run: Callable[..., Any] = _async_run(function, found) if is_async(function) else _run(function, found)
     others = [each for name, each in signature.parameters.items() if name not in found]
     run = functools.wraps(function)(run)
-    vars(run)["__signature__"] = signature.replace(parameters=others)
-    run.__annotations__ = {name: kind for name, kind in function.__annotations__.items() if name not in found}
+    source: Any = annotated(function)
+    vars(run).update(__signature__=signature.replace(parameters=others), __wrapped__=source)
+    run.__annotations__ = {name: kind for name, kind in source.__annotations__.items() if name not in found}
     return run
 
 

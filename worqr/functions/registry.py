@@ -25,6 +25,7 @@ from worqr.cron import MAX_TASK, Definition, Overlap, Trigger, check_overlap, mi
 from worqr.errors import UsageError
 from worqr.foreign import EVERY, explain_arguments, hint_at_option
 from worqr.functions.definition import FunctionDefinition
+from worqr.functions.depends import refuse_dependencies
 from worqr.functions.function import AsyncFunction, AsyncListFunction, Function, SyncFunction, SyncListFunction
 from worqr.handler_options import (
     HandlerOptions,
@@ -281,8 +282,14 @@ def _is_defined_anew(older: Callable[..., Any], newer: Callable[..., Any]) -> bo
         return False
     if newer.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
         return True  # a notebook, or a console
-    before, now = older.__code__, newer.__code__
-    return (before.co_filename, before.co_firstlineno) == (now.co_filename, now.co_firstlineno)
+    before, now = _place(older), _place(newer)
+    return before is not None and before == now
+
+
+def _place(fn: Callable[..., Any]) -> tuple[str, int] | None:
+    """Return the file and the line of a function; of a decorated one, those of the function inside."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno)
 
 
 # The options of schedules. `worqr.cron` computes the firings.
@@ -793,6 +800,7 @@ class Step(Generic[P, R]):
         self, fn: Callable[P, R], name: str, retry: RetryPolicy | None = None, timeout: Seconds | None = None
     ) -> None:
         functools.update_wrapper(cast("Any", self), fn)
+        refuse_dependencies(fn, f"step {name!r}", "make the value inside the step")
         if timeout is not None and not is_async(fn):
             raise UsageError(f"step {name!r}: a plain function cannot be stopped after a timeout: declare it async")
         if retry is not None and retry.reset_on_progress is not None:

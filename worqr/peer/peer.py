@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import trio
 
 from worqr.errors import UsageError
+from worqr.functions.depends import refuse_dependencies
 from worqr.handler_options import HandlerOptions, ListHandlerOptions, handling
 from worqr.link import LinkCondition, boottime
 from worqr.mesh_records import Health
@@ -186,6 +187,10 @@ class Peer:
             )
         how = handling(where, options)
         how.check_failing(queue)
+        instead = "declare it with @mesh.task, or make the value inside it"
+        for each in filter(None, (handler, how.on_failure)):
+            if callable(each):
+                refuse_dependencies(each, f"a handler of the raw queue {queue!r}", instead)
         await self._engine.queues.serve(queue, handler, how, task_status=task_status)
 
     def work(

@@ -21,6 +21,7 @@ from worqr.peer.executors.offloaded import (
     named_after,
     no_abort,
     thread_frames,
+    unrun_remedy,
 )
 from worqr.peer.run import check_thread
 from worqr.peer.scheduler import Pool, Scheduler
@@ -94,7 +95,7 @@ def refuse_awaitable(handler: object, result: object) -> object:
     """Return `result`, unless it is a coroutine or generator that was never run."""
     if is_unrun(result):
         raise TypeError(
-            f"{handler!r} is a plain function that returned {type(result).__name__}, not run yet: use async def"
+            f"{handler!r} is a plain function that returned {type(result).__name__}, not run yet: {unrun_remedy(result)}"
         )
     return result
 

@@ -117,6 +117,13 @@ def is_unrun(result: object) -> bool:
         return False
 
 
+def unrun_remedy(result: object) -> str:
+    """Return what to do about a coroutine or generator that was never run, as the end of an error."""
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        return "return what it yields, as in `return list(...)`"
+    return "use async def, also for what a decorator puts around an async function"
+
+
 def check_handler(handler: Callable[..., object]) -> bool:
     """Return True if `handler` is an async function, False if it is a plain function.
 
