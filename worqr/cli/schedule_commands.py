@@ -208,7 +208,7 @@ def import_schedules(*, json: Json = False, connect: ConnectOptions = FROM_ENVIR
     """Store the schedules that `worqr schedules export` has printed, from the standard input. Nothing is deleted."""
 
     async def command(mesh: Mesh) -> AppliedSchedules:
-        lines = (await read_stdin()).decode("utf-8", "replace").splitlines()
+        lines = (await read_stdin()).decode("utf-8", "replace").split("\n")  # no splitlines: a text may have U+2028
         return await mesh.import_schedules(lines)
 
     done = run_connected(connect, command)
