@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 
 import pytest
@@ -96,3 +97,11 @@ def test_a_long_payload_is_cut_in_a_table() -> None:
 def test_a_complaint_is_safe(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_error(NASTY)
     assert is_safe(capsys.readouterr().err.replace("\n", ""))
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_json_stays_json_in_an_encoding_that_lacks_characters(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding, errors="backslashreplace", write_through=True))
+    output.print_json({"a": "é, 漢字, 🙂"})
+    assert json.loads(out.getvalue().decode(encoding)) == {"a": "é, 漢字, 🙂"}

@@ -153,3 +153,13 @@ async def test_an_expression_is_checked_without_a_server(beside: Beside) -> None
     wrong = await beside("schedules", "next", "61 7 * * *")
     assert (wrong.code, wrong.out) == (1, "")
     assert "minutes are 0 to 59" in wrong.err
+
+
+@pytest.mark.leaves("*")
+async def test_an_exported_text_may_have_any_separator_of_lines(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        await mesh.schedule("odd", mesh.call("report", text="a\u2028b\u0085c"), every=3600)
+        saved = (await beside("schedules", "export")).out
+        await mesh.schedule_handle("odd").delete()
+        assert (await imported(saved)).stdout == b"1 created, 0 updated, 0 unchanged\n"
+        assert (await beside("schedules", "export")).out == saved

@@ -465,6 +465,31 @@ def test_a_server_that_goes_away_and_comes_back(own_server: Server, browser: Any
         assert tab.page.evaluate(enabled) > 0
 
 
+def test_a_server_that_comes_back_while_the_tab_is_hidden(own_server: Server, browser: Any) -> None:
+    with served(own_server, "away") as other, watched_page(browser) as tab:
+        tab.open(f"{other.url}/queue?name=orders")
+        until(tab.page, "document.querySelector('#live').textContent.startsWith('Live')")
+        own_server.stop()
+        until(tab.page, "!document.querySelector('#down').hidden")
+        _show(tab.page, hidden=True)
+        own_server.start()
+        address, deadline = f"{other.url}/queue?name=orders", time.monotonic() + PATIENCE
+        while tab.page.request.get(address).status != 200:
+            assert time.monotonic() < deadline
+        tab.page.wait_for_timeout(3500)  # a look that failed is kept for 3 s
+        _show(tab.page, hidden=False)
+        until(tab.page, "document.querySelector('#down').hidden")
+        assert tab.page.evaluate("document.querySelectorAll('form[method=post] button:disabled').length") == 0
+
+
+def _show(page: Any, *, hidden: bool) -> None:
+    page.evaluate(
+        "(hidden) => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')); }",
+        hidden,
+    )
+
+
 def until(page: Any, expression: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not page.evaluate(expression):

@@ -7,13 +7,16 @@ import html
 import io
 import re
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
+import trio
 
 import worqr
 from tests.dashboard.conftest import Site
 from tests.dashboard.scene import open_scene
+from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.dashboard import reader
 from worqr.dashboard.api import READERS, csv_of, json_of
@@ -187,3 +190,29 @@ async def test_the_metrics_say_that_the_server_is_away(own_server: Server, prefi
     while "worqr_up 1.0" not in (answer := await site.get("/metrics")).text:
         assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=")
+
+
+@LEFT
+async def test_pages_of_records_have_all_that_failed_in_one_millisecond(connected: worqr.Mesh, site: Site) -> None:
+    queue, ids = connected.queue("mails"), {f"job{n:02}" for n in range(70)}
+    for job in ids:
+        await queue.dispatch(b"", id=job, expires=0.01)
+    await trio.sleep(0.05)
+    async with connected.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, concurrency=70), "mails", _never)
+        with trio.fail_after(PATIENCE):
+            while (await queue.info()).failed < len(ids):
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    for path, name in (("/api/v1/dead-letters?queue=mails&limit=20", "next"), ("/queue?name=mails&tab=failed", "")):
+        found, following = list[str](), path
+        while following:
+            answer = await site.ask("GET", following)
+            found += re.findall(r'"id":"(job..)"' if name else r'aria-label="Choose (job..)', answer.text)
+            older = re.search(r'href="([^"]*)" rel="next"', answer.text)
+            following = (answer.json()["next"] or "") if name else html.unescape(older[1]) if older else ""
+        assert sorted(found) == sorted(ids), path
+
+
+async def _never(task: bytes) -> None:
+    raise AssertionError

@@ -48,9 +48,18 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def json_line(value: Mapping[str, Any]) -> str:
-    """Return JSON without any character that a terminal would act upon."""
+    """Return JSON without any character that a terminal would act upon, or that its encoding lacks."""
     line = json.dumps(value, ensure_ascii=False, default=_as_json, separators=(",", ":"))
-    return line if line.isprintable() else "".join(c if c.isprintable() else _json_escaped(c) for c in line)
+    return line if _can_print(line) else "".join(c if _can_print(c) else _json_escaped(c) for c in line)
+
+
+def _can_print(text: str) -> bool:
+    """Return True if the text is printable, and the encoding of the standard output has all its characters."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return text.isprintable()
 
 
 def _json_escaped(character: str) -> str:

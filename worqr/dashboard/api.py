@@ -287,7 +287,8 @@ async def records(visit: Visit) -> Rows:
     queue = visit.queue(visit.text("queue"))
     found = await read_records(visit, queue, visit.choice("list", ("failed", "undecodable")), _limit(visit))
     rows = [record_row(record, visit.redactor) for record in found["records"]]
-    return Rows(rows, {"older": found["records"][-1].at.isoformat()} if found["more"] else {})
+    last = found["records"][-1] if found["more"] else None
+    return Rows(rows, {} if last is None else {"older": last.at.isoformat(), "past": last.id})
 
 
 async def workers(visit: Visit) -> Rows:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -108,6 +108,8 @@ async def _counted_on(visit: Visit, before: ErrorCounts, which: Literal["failed"
 
 RECORDS: Final = 25
 """Records of a page."""
+MS: Final = timedelta(milliseconds=1)
+LATEST: Final = datetime.max.replace(tzinfo=UTC) - MS
 Which = Literal["failed", "undecodable"]
 
 
@@ -168,8 +170,7 @@ async def read_records(visit: Visit, queue: Queue, tab: str, size: int = RECORDS
     """Return one page of records, as its template needs it. Of each payload, only the beginning is read."""
     chosen, older, job = Chosen.of(visit, tab), time_of(visit, "older"), visit.text("job").strip()
     batch = {"queue": visit.text("home"), "id": visit.text("batch")} if visit.text("batch") else None
-    before = min((when for when in (chosen.before, older) if when is not None), default=None)
-    calls: list[Callable[[], Awaitable[Any]]] = [partial(_one_page, visit, queue, chosen, before, job, size)]
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(_one_page, visit, queue, chosen, older, job, size)]
     if visit.text("count") == "errors":
         calls.append(partial(read_counts, visit, [queue.name], chosen.which))
     records, *counted = await gathered(calls)
@@ -186,15 +187,39 @@ async def read_records(visit: Visit, queue: Queue, tab: str, size: int = RECORDS
 
 
 async def _one_page(
-    visit: Visit, queue: Queue, chosen: Chosen, before: datetime | None, job: str, size: int
+    visit: Visit, queue: Queue, chosen: Chosen, older: datetime | None, job: str, size: int
 ) -> Sequence[Failed]:
-    if not job:
-        options = replace(chosen, before=before).options
+    past = visit.text("past")
+    end = older + MS if past and older is not None and older < LATEST else older
+    before = min((when for when in (chosen.before, end) if when is not None), default=None)
+    if job:
+        records = (await queue.read(job)).dead_letters
+        return [each for each in records if _matches(each, chosen, before)][:size]
+    options, aside = replace(chosen, before=before).options, chosen.aside(queue)
+
+    async def read(limit: int) -> Sequence[Failed]:
         if visit.text("batch"):
-            return await _of_batch(visit, chosen.aside(queue), size + 1, options)
-        return await chosen.aside(queue).list(size + 1, payload=False, **options)
-    records = (await queue.read(job)).dead_letters
-    return [each for each in records if _matches(each, chosen, before)][:size]
+            return await _of_batch(visit, aside, limit, options)
+        return await aside.list(limit, payload=False, **options)
+
+    return await _behind(read, older, past, size + 1) if older is not None and past else await read(size + 1)
+
+
+async def _behind(
+    read: Callable[[int], Awaitable[Sequence[Failed]]], older: datetime, past: str, number: int
+) -> Sequence[Failed]:
+    """Return the records behind the one with the id `past`, which failed at `older`; all of that time if it is gone.
+
+    Many may have failed in the same millisecond. So what is read grows until the place is found.
+    """
+    limit = number
+    while True:
+        found = await read(limit)
+        start = next((n for n, each in enumerate(found, 1) if (each.at, each.id) == (older, past)), 0)
+        passed = start or (found and found[-1].at < older)
+        if len(found) < limit or (passed and len(found) - start >= number):
+            return found[start : start + number]
+        limit *= 2
 
 
 async def _of_batch(visit: Visit, aside: DeadLetters, limit: int, options: dict[str, Any]) -> Sequence[Failed]:

@@ -165,6 +165,7 @@ _RECORDS_QUERY: Final = {
     "since": _TIME,
     "before": _TIME,
     "older": _TIME,
+    "past": {"type": "string", "description": "with older: the id behind which the page begins, of those of that time"},
 }
 _QUEUES_QUERY: Final = {
     "q": _TEXT,

@@ -117,7 +117,8 @@
         }
       }
     }
-    seen();
+    if (banner.hidden) seen();
+    else back(); // a stream that begins after the server came back does not say so
   }
 
   // Replaces the graphs, unless the pointer or the focus is in them: the next ones come soon.
