@@ -19,6 +19,7 @@ import worqr
 from benchmarks.power_cuts import PowerCuts
 from tests.cli.conftest import Command
 from tests.cli.test_server import LONG, MAIN, enqueued
+from tests.cli.test_workers import children_of
 from tests.support.children import Child
 from tests.support.servers import Server, free_port
 from worqr.cli import server as data_server
@@ -269,6 +270,34 @@ def test_what_is_no_backup_and_no_folder_of_a_server_is_one_line(command: Comman
     assert found.err.startswith("worqr: cannot restore the backup: ")
     found = command("backup", str(tmp_path / "b"), "--data", str(tmp_path))
     assert "is not the folder of a server: start one with `worqr server --data" in found.err
+
+
+async def test_a_backup_that_could_not_be_saved_is_not_one_from_before(
+    start: Start, folder: Path, tmp_path: Path, command: Command
+) -> None:
+    server = start()
+    await serving(server)
+    file = tmp_path / "b"
+    with at(folder) as client:
+        client.set("key", "value")
+        client.bgsave()  # a backup that was interrupted leaves the same
+        with trio.fail_after(LONG):
+            while client.info("persistence")["rdb_bgsave_in_progress"]:
+                await trio.sleep(0.01)
+        assert (folder / "dump.rdb").exists()
+        client.config_set("rdb-key-save-delay", 10_000_000)
+
+    async def back_up() -> None:
+        found = await trio.to_thread.run_sync(command, "backup", str(file), "--data", str(folder))
+        assert (found.code, found.err) == (1, "worqr: the server could not save a snapshot; its log says why\n")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(back_up)
+        with trio.fail_after(LONG):
+            while not (saving := children_of(server.pid)):
+                await trio.sleep(0.01)
+        os.kill(saving[0], signal.SIGKILL)
+    assert not file.exists()
 
 
 async def test_a_backup_of_a_server_that_does_not_run_is_one_line(

@@ -63,6 +63,8 @@ REPLY_WITHIN: Final = 30.0
 
 POLL_EVERY: Final = 0.1
 
+NOT_SAVED: Final = "the server could not save a snapshot; its log says why"
+
 SETTINGS: Final[Mapping[str, str]] = {
     "appendonly": "yes",
     "appendfsync": "everysec",
@@ -280,8 +282,10 @@ def back_up(folder: Path, file: Path) -> int:
         connection.ask("BGSAVE", "SCHEDULE")
         while int((found := connection.persistence())["rdb_saves"]) == saves or found["rdb_bgsave_in_progress"] == "1":
             if found["rdb_bgsave_in_progress"] == "0" and found["rdb_last_bgsave_status"] != "ok":
-                raise Unavailable("the server could not save a snapshot; its log says why")
+                raise Unavailable(NOT_SAVED)
             time.sleep(POLL_EVERY)
+        if found["rdb_last_bgsave_status"] != "ok":  # the file may be there, from a backup that was interrupted
+            raise Unavailable(NOT_SAVED)
     snapshot = folder / SNAPSHOT
     with snapshot.open("rb") as source:
         _write_whole(file, source)
