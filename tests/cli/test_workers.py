@@ -324,15 +324,27 @@ def namespaces_work() -> bool:
     )
 
 
+@pytest.fixture
+def as_process_1(spawn: Callable[..., Child], server: Server, prefix: str) -> Start:
+    """`as_process_1("--workers", "2")`: ``worqr run tests.cli.app:mesh`` in a process namespace of its own."""
+
+    def begin(*options: str, **env: str) -> Child:
+        if not namespaces_work():
+            pytest.skip("this user may not make a process namespace")
+        command = [sys.executable, "-u", "-c", RUN, "tests.cli.app:mesh", "--prefix", prefix, *options]
+        code = (
+            f"import os, sys; os.execvp('unshare', ['unshare', '-Urpf', '--mount-proc', '--kill-child', *{command!r}])"
+        )
+        return spawn(code, env={"WORQR_URL": server.url, **env})
+
+    return begin
+
+
 @pytest.mark.parametrize("options", [(), ("--workers", "2")])
 async def test_as_process_1_it_reaps_what_handlers_leave_behind(
-    spawn: Callable[..., Child], server: Server, prefix: str, connected: worqr.Mesh, options: tuple[str, ...]
+    as_process_1: Start, connected: worqr.Mesh, options: tuple[str, ...]
 ) -> None:
-    if not namespaces_work():
-        pytest.skip("this user may not make a process namespace")
-    command = [sys.executable, "-u", "-c", RUN, "tests.cli.app:mesh", "--prefix", prefix, *options]
-    code = f"import os, sys; os.execvp('unshare', ['unshare', '-Urpf', '--mount-proc', '--kill-child', *{command!r}])"
-    parent = spawn(code, env={"WORQR_URL": server.url})
+    parent = as_process_1(*options)
     await until(lambda: parent.errors.count("start: worqr") == max(1, len(options)), LONG)
     await enqueue(connected, "leave")
     left = int((await parent.line_with("left ", LONG)).split()[1])
@@ -350,6 +362,18 @@ async def test_as_process_1_it_reaps_what_handlers_leave_behind(
     os.kill(first, signal.SIGTERM)
     assert await parent.ended(LONG) == 0
     assert await connected.workers() == []
+
+
+@pytest.mark.parametrize("by_option", [True, False])
+async def test_as_process_1_it_serves_the_probes(as_process_1: Start, tmp_path: Path, by_option: bool) -> None:
+    probe = f"unix:{tmp_path}/probe"
+    parent = as_process_1("--probe", probe) if by_option else as_process_1(WORQR_PROBE=probe)
+    await until(lambda: "workers.start: " in parent.errors, LONG, "it serves")
+    for path in ("/live", "/ready", "/startup", "/metrics"):
+        assert get(address_of(parent), path).status == 200
+    [first] = children_of(parent.pid)
+    os.kill(first, signal.SIGTERM)
+    assert await parent.ended(LONG) == 0
 
 
 def commands_below(pid: int) -> list[str]:
