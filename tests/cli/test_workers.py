@@ -22,7 +22,7 @@ from tests.cli.conftest import Command
 from tests.cli.test_run import HEARS_HANGUPS, HUP, INT, LONG, RUN, TERM, address_of, connected, enqueue
 from tests.peer.processes import is_alive
 from tests.peer.tools import eventually, until
-from tests.support.children import Child
+from tests.support.children import ROOT, Child
 from tests.support.http import get
 from tests.support.servers import Server
 from worqr.child_processes import resident_memory
@@ -217,6 +217,32 @@ async def test_workers_are_renewed_one_after_the_other_and_the_counters_go_on(ru
     for kind in [each.kind for each in await entries(connected, "joined", "left")][2:]:
         running += 1 if kind == "joined" else -1
         assert running in (2, 3)
+    parent.signal(TERM)
+    assert await parent.ended(LONG) == 0
+
+
+async def test_a_worker_that_still_imports_the_application_does_not_hide_the_metrics_of_the_others(
+    run: Run, tmp_path: Path
+) -> None:
+    pytest.importorskip("prometheus_client")
+    slow = tmp_path / "slow"
+    (tmp_path / "slow_app.py").write_text(
+        "import pathlib, time\n"
+        "from tests.cli.app import mesh\n"
+        f"slow = pathlib.Path({str(slow)!r})\n"
+        "if slow.exists():\n    slow.write_text('importing')\n"
+        "while slow.exists():\n    time.sleep(0.1)\n"
+    )
+    path = os.pathsep.join([os.fspath(ROOT), os.fspath(tmp_path)])
+    parent = await run("--workers", "2", "--probe", "127.0.0.1:0", target="slow_app:mesh", PYTHONPATH=path)
+    address = address_of(parent)
+    assert "worqr_peer_alive 2.0" in get(address, "/metrics").text
+    slow.touch()
+    os.kill(children_of(parent.pid)[0], signal.SIGTERM)
+    await until(lambda: slow.read_text() == "importing", LONG)
+    assert "worqr_peer_alive 1.0" in get(address, "/metrics").text
+    slow.rename(tmp_path / "done")
+    await until(lambda: "worqr_peer_alive 2.0" in get(address, "/metrics").text, LONG)
     parent.signal(TERM)
     assert await parent.ended(LONG) == 0
 

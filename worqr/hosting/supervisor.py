@@ -443,9 +443,11 @@ class _Worker:
         return ""
 
     def refresh_metrics(self) -> HttpReply | None:
-        """Ask for its metrics. From any thread. Return a reply that has none."""
+        """Ask for its metrics. From any thread. Return a reply that says why it never has any."""
         reply = self.child.ask("/metrics", "text/plain")
-        if reply is None or reply.status != HTTPStatus.OK:
+        if reply is None or reply.status == HTTPStatus.SERVICE_UNAVAILABLE:  # it imports the application
+            return None
+        if reply.status != HTTPStatus.OK:
             return reply
         self.metrics = reply.body.decode()
         return None
