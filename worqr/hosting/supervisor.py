@@ -480,6 +480,7 @@ class _Supervisor:
         self._restarted = ""
         self._code = 0
         self._round = time.monotonic()
+        self._counting = threading.Lock()  # so that a thread of the probes counts a worker that ends once
         self._total = MetricsTotal(plan.workers)
         self._runs = 0
         self._systemd = SystemdNotifier(self.health, os.environ)
@@ -575,10 +576,11 @@ class _Supervisor:
                 self._on_end(worker, os.waitstatus_to_exitcode(status))
 
     def _on_end(self, worker: _Worker, code: int) -> None:
-        self._workers.remove(worker)
         worker.child.close()
-        self._total.ended(worker.number, worker.metrics)
-        self._runs += worker.status.get("runs", 0)
+        with self._counting:
+            self._workers.remove(worker)
+            self._total.ended(worker.number, worker.metrics)
+            self._runs += worker.status.get("runs", 0)
         retired = worker.retires_since is not None
         if worker is self._renewed:
             self._renewed = None
@@ -699,17 +701,18 @@ class _Supervisor:
         status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
         if _JSON not in request.accept:
             return HttpReply.of(status, why or "ok")
-        runs = self._runs + sum(worker.status.get("runs", 0) for worker in tuple(self._workers))
+        with self._counting:
+            runs = self._runs + sum(worker.status.get("runs", 0) for worker in self._workers)
         found = {"ok": not why, "reason": why, **asdict(health), "alive": not reasons["/live"], "runs": runs}
         pids = [worker.child.pid for worker in tuple(self._workers)]
         return HttpReply(status, (json.dumps({**found, "workers": pids}) + "\n").encode(), _JSON)
 
     def _metrics(self) -> HttpReply:
-        workers = tuple(self._workers)
-        for worker in workers:
+        for worker in tuple(self._workers):
             if (refused := worker.refresh_metrics()) is not None:
                 return refused
-        text = self._total.text({worker.number: worker.metrics for worker in workers})
+        with self._counting:
+            text = self._total.text({worker.number: worker.metrics for worker in self._workers})
         return HttpReply(HTTPStatus.OK, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
 
