@@ -259,6 +259,24 @@ async def test_data_are_moved_aside_only_if_that_is_asked_for_and_not_under_a_se
     assert await enqueued(await serving(start()), b"c") == 2
 
 
+async def test_a_restored_folder_is_no_replica(
+    start: Start, folder: Path, tmp_path: Path, command: Command, own_server: Server
+) -> None:
+    """The server to which the data had moved would replace the restored ones."""
+    server = start()
+    assert await enqueued(await serving(server), b"a") == 1
+    file = tmp_path / "backup.rdb"
+    assert (await trio.to_thread.run_sync(command, "backup", str(file), "--data", str(folder))).code == 0
+    with at(folder) as client:
+        client.replicaof("127.0.0.1", own_server.port)
+        client.config_rewrite()
+    await stopped(server)
+    assert command("restore", str(file), "--data", str(folder), "--replace").code == 0
+    server = start()
+    assert await enqueued(await serving(server), b"b") == 2
+    assert "the data have moved" not in server.errors
+
+
 def test_what_is_no_backup_and_no_folder_of_a_server_is_one_line(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("no snapshot")

@@ -330,6 +330,7 @@ def restore_folder(file: Path, folder: Path, *, replace: bool = False) -> Path |
             if data.exists():
                 aside = folder / f"{APPEND_ONLY}.before-{time.strftime('%Y%m%dT%H%M%S')}"
                 data.rename(aside)
+            (folder / CONFIGURATION).unlink(missing_ok=True)  # as a replica, the server would replace the data
             new.rename(data)
             _sync_folder(folder)
             return aside
