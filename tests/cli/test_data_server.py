@@ -176,6 +176,18 @@ async def test_a_second_server_of_a_folder_is_refused(
     assert re.search(r"worqr: a server uses .*; stop it first, or choose another folder with --data\n", found.err)
 
 
+async def test_the_socket_of_another_server_is_not_taken_over(
+    start: Start, tmp_path: Path, spawn: Callable[..., Child]
+) -> None:
+    path, other = tmp_path / "one.sock", tmp_path / "other"
+    url = await serving(start("--socket", str(path)))
+    assert await enqueued(url, b"a") == 1
+    second = spawn(MAIN, "server", "--data", str(other), "--socket", str(path))
+    assert await second.ended(LONG) == 1
+    assert second.errors.endswith(f"another server listens at {path}; stop it first, or choose another --socket\n")
+    assert await enqueued(url, b"b") == 2
+
+
 async def test_systemd_hears_when_the_server_replies(start: Start, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))

@@ -115,7 +115,7 @@ class DataServer:
         """Replace this process by the server, which logs to the standard error. It ends with SIGTERM or SIGINT.
 
         Raises:
-            UsageError: another server uses the folder, or the path of the socket is too long.
+            UsageError: another server uses the folder or the socket, or the path of the socket is too long.
             OSError: the folder cannot be written.
         """
         if len(os.fsencode(self.socket)) > SOCKET_PATH_LIMIT:
@@ -124,6 +124,7 @@ class DataServer:
             )
         os.umask(0o077)
         lock = take_lock(self.folder)
+        self._check_socket_free()
         os.set_inheritable(lock, True)
         path = self.folder / CONFIGURATION
         _write_whole(path, self.configuration().encode())
@@ -131,6 +132,13 @@ class DataServer:
         _tell_systemd_when_ready(environment.pop("NOTIFY_SOCKET", ""), self.socket, self.password, lock)
         os.dup2(2, 1)
         os.execve(program, [os.fspath(program), os.fspath(path)], environment)  # noqa: S606
+
+    def _check_socket_free(self) -> None:
+        """Raise UsageError if a server of another folder listens there: the program would take its path away."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(REPLY_WITHIN)
+            if probe.connect_ex(os.fspath(self.socket)) == 0:
+                raise UsageError(f"another server listens at {self.socket}; stop it first, or choose another --socket")
 
     def configuration(self) -> str:
         """Return the text of its configuration file."""
