@@ -287,6 +287,8 @@ async def test_the_probes_are_those_of_all_workers_together(run: Run, connected:
     assert (state()["room"], sorted(state()["workers"])) == (13, sorted(children_of(parent.pid)))
     os.kill(children_of(parent.pid)[0], signal.SIGSTOP)
     await until(lambda: "it has not replied for" in get(address, "/live").text, 2 * LONG)
+    ready = get(address, "/ready")
+    assert (ready.status, "1 of 2 workers serve: it has not replied for" in ready.text) == (503, True)
     os.kill(children_of(parent.pid)[0], signal.SIGCONT)
     await until(lambda: get(address, "/live").status == 200, LONG)
     parent.signal(TERM)

@@ -407,7 +407,7 @@ class _Worker:
     @property
     def serves(self) -> bool:
         """It takes tasks."""
-        return self.retires_since is None and bool(self.status.get("ready"))
+        return self.retires_since is None and bool(self.status.get("ready")) and not self.why_not_alive()
 
     def check(self) -> None:
         """Ask for its health. Changes `status`, `seen` and `well`."""
@@ -676,7 +676,11 @@ class _Supervisor:
         )
 
     def _why_missing(self, workers: Sequence[_Worker]) -> str:
-        reasons = [str(worker.status.get("why") or "starting") for worker in workers if not worker.serves]
+        reasons = [
+            worker.why_not_alive() or str(worker.status.get("why") or "starting")
+            for worker in workers
+            if not worker.serves
+        ]
         serving = sum(worker.serves for worker in workers)
         return (
             f"{serving} of {self._plan.workers} workers serve: {reasons[0] if reasons else 'waiting to start another'}"
