@@ -562,6 +562,7 @@ class _Supervisor:
             self._started += 1
             self._restarted = ""
             self._workers.append(worker)
+        self._restarted = ""  # of one whose successor was started before it ended
 
     def _reap(self) -> None:
         """Collect the processes that have ended: workers, and as process 1 also those that handlers left behind."""
