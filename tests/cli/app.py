@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import threading
 import time
@@ -74,3 +75,14 @@ def leave() -> None:
         ["sh", "-c", "sleep 0.5 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True, check=True
     )
     print("left", found.stdout.strip(), flush=True)
+
+
+@mesh.task
+def terminate() -> None:
+    """Forks a child, and terminates it."""
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    child.start()
+    child.terminate()
+    child.join(5)
+    print("ended by", child.exitcode, flush=True)
+    child.kill()

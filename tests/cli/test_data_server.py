@@ -19,6 +19,7 @@ import worqr
 from benchmarks.power_cuts import PowerCuts
 from tests.cli.conftest import Command
 from tests.cli.test_server import LONG, MAIN, enqueued
+from tests.cli.test_workers import children_of
 from tests.support.children import Child
 from tests.support.servers import Server, free_port
 from worqr.cli import server as data_server
@@ -175,6 +176,18 @@ async def test_a_second_server_of_a_folder_is_refused(
     assert re.search(r"worqr: a server uses .*; stop it first, or choose another folder with --data\n", found.err)
 
 
+async def test_the_socket_of_another_server_is_not_taken_over(
+    start: Start, tmp_path: Path, spawn: Callable[..., Child]
+) -> None:
+    path, other = tmp_path / "one.sock", tmp_path / "other"
+    url = await serving(start("--socket", str(path)))
+    assert await enqueued(url, b"a") == 1
+    second = spawn(MAIN, "server", "--data", str(other), "--socket", str(path))
+    assert await second.ended(LONG) == 1
+    assert second.errors.endswith(f"another server listens at {path}; stop it first, or choose another --socket\n")
+    assert await enqueued(url, b"b") == 2
+
+
 async def test_systemd_hears_when_the_server_replies(start: Start, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
@@ -258,6 +271,24 @@ async def test_data_are_moved_aside_only_if_that_is_asked_for_and_not_under_a_se
     assert await enqueued(await serving(start()), b"c") == 2
 
 
+async def test_a_restored_folder_is_no_replica(
+    start: Start, folder: Path, tmp_path: Path, command: Command, own_server: Server
+) -> None:
+    """The server to which the data had moved would replace the restored ones."""
+    server = start()
+    assert await enqueued(await serving(server), b"a") == 1
+    file = tmp_path / "backup.rdb"
+    assert (await trio.to_thread.run_sync(command, "backup", str(file), "--data", str(folder))).code == 0
+    with at(folder) as client:
+        client.replicaof("127.0.0.1", own_server.port)
+        client.config_rewrite()
+    await stopped(server)
+    assert command("restore", str(file), "--data", str(folder), "--replace").code == 0
+    server = start()
+    assert await enqueued(await serving(server), b"b") == 2
+    assert "the data have moved" not in server.errors
+
+
 def test_what_is_no_backup_and_no_folder_of_a_server_is_one_line(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("no snapshot")
@@ -269,6 +300,34 @@ def test_what_is_no_backup_and_no_folder_of_a_server_is_one_line(command: Comman
     assert found.err.startswith("worqr: cannot restore the backup: ")
     found = command("backup", str(tmp_path / "b"), "--data", str(tmp_path))
     assert "is not the folder of a server: start one with `worqr server --data" in found.err
+
+
+async def test_a_backup_that_could_not_be_saved_is_not_one_from_before(
+    start: Start, folder: Path, tmp_path: Path, command: Command
+) -> None:
+    server = start()
+    await serving(server)
+    file = tmp_path / "b"
+    with at(folder) as client:
+        client.set("key", "value")
+        client.bgsave()  # a backup that was interrupted leaves the same
+        with trio.fail_after(LONG):
+            while client.info("persistence")["rdb_bgsave_in_progress"]:
+                await trio.sleep(0.01)
+        assert (folder / "dump.rdb").exists()
+        client.config_set("rdb-key-save-delay", 10_000_000)
+
+    async def back_up() -> None:
+        found = await trio.to_thread.run_sync(command, "backup", str(file), "--data", str(folder))
+        assert (found.code, found.err) == (1, "worqr: the server could not save a snapshot; its log says why\n")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(back_up)
+        with trio.fail_after(LONG):
+            while not (saving := children_of(server.pid)):
+                await trio.sleep(0.01)
+        os.kill(saving[0], signal.SIGKILL)
+    assert not file.exists()
 
 
 async def test_a_backup_of_a_server_that_does_not_run_is_one_line(

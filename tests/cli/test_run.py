@@ -100,6 +100,15 @@ async def test_several_hangups_are_one_and_none_if_they_are_ignored(run: Run, co
     assert "cancelling the running tasks" not in peer.errors
 
 
+async def test_a_fork_of_a_handler_is_ended_by_the_first_signal(run: Run, connected: worqr.Mesh) -> None:
+    peer = await run()
+    await enqueue(connected, "terminate")
+    assert await peer.line(LONG) == f"ended by -{int(TERM)}"
+    assert "stop:" not in peer.errors
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0
+
+
 async def test_what_has_not_ended_within_the_grace_is_given_back(run: Run, connected: worqr.Mesh) -> None:
     peer = await run("--grace", "100ms")
     await enqueue(connected, "hold")

@@ -22,7 +22,7 @@ from tests.cli.conftest import Command
 from tests.cli.test_run import HEARS_HANGUPS, HUP, INT, LONG, RUN, TERM, address_of, connected, enqueue
 from tests.peer.processes import is_alive
 from tests.peer.tools import eventually, until
-from tests.support.children import Child
+from tests.support.children import ROOT, Child
 from tests.support.http import get
 from tests.support.servers import Server
 from worqr.child_processes import resident_memory
@@ -221,6 +221,32 @@ async def test_workers_are_renewed_one_after_the_other_and_the_counters_go_on(ru
     assert await parent.ended(LONG) == 0
 
 
+async def test_a_worker_that_still_imports_the_application_does_not_hide_the_metrics_of_the_others(
+    run: Run, tmp_path: Path
+) -> None:
+    pytest.importorskip("prometheus_client")
+    slow = tmp_path / "slow"
+    (tmp_path / "slow_app.py").write_text(
+        "import pathlib, time\n"
+        "from tests.cli.app import mesh\n"
+        f"slow = pathlib.Path({str(slow)!r})\n"
+        "if slow.exists():\n    slow.write_text('importing')\n"
+        "while slow.exists():\n    time.sleep(0.1)\n"
+    )
+    path = os.pathsep.join([os.fspath(ROOT), os.fspath(tmp_path)])
+    parent = await run("--workers", "2", "--probe", "127.0.0.1:0", target="slow_app:mesh", PYTHONPATH=path)
+    address = address_of(parent)
+    assert "worqr_peer_alive 2.0" in get(address, "/metrics").text
+    slow.touch()
+    os.kill(children_of(parent.pid)[0], signal.SIGTERM)
+    await until(lambda: slow.read_text() == "importing", LONG)
+    assert "worqr_peer_alive 1.0" in get(address, "/metrics").text
+    slow.rename(tmp_path / "done")
+    await until(lambda: "worqr_peer_alive 2.0" in get(address, "/metrics").text, LONG)
+    parent.signal(TERM)
+    assert await parent.ended(LONG) == 0
+
+
 def runs_in(metrics: str) -> float:
     return sum(float(each) for each in re.findall(r'^worqr_peer_runs_total\{.*outcome="ok".*\} (\S+)$', metrics, re.M))
 
@@ -261,6 +287,8 @@ async def test_the_probes_are_those_of_all_workers_together(run: Run, connected:
     assert (state()["room"], sorted(state()["workers"])) == (13, sorted(children_of(parent.pid)))
     os.kill(children_of(parent.pid)[0], signal.SIGSTOP)
     await until(lambda: "it has not replied for" in get(address, "/live").text, 2 * LONG)
+    ready = get(address, "/ready")
+    assert (ready.status, "1 of 2 workers serve: it has not replied for" in ready.text) == (503, True)
     os.kill(children_of(parent.pid)[0], signal.SIGCONT)
     await until(lambda: get(address, "/live").status == 200, LONG)
     parent.signal(TERM)
@@ -324,15 +352,27 @@ def namespaces_work() -> bool:
     )
 
 
+@pytest.fixture
+def as_process_1(spawn: Callable[..., Child], server: Server, prefix: str) -> Start:
+    """`as_process_1("--workers", "2")`: ``worqr run tests.cli.app:mesh`` in a process namespace of its own."""
+
+    def begin(*options: str, **env: str) -> Child:
+        if not namespaces_work():
+            pytest.skip("this user may not make a process namespace")
+        command = [sys.executable, "-u", "-c", RUN, "tests.cli.app:mesh", "--prefix", prefix, *options]
+        code = (
+            f"import os, sys; os.execvp('unshare', ['unshare', '-Urpf', '--mount-proc', '--kill-child', *{command!r}])"
+        )
+        return spawn(code, env={"WORQR_URL": server.url, **env})
+
+    return begin
+
+
 @pytest.mark.parametrize("options", [(), ("--workers", "2")])
 async def test_as_process_1_it_reaps_what_handlers_leave_behind(
-    spawn: Callable[..., Child], server: Server, prefix: str, connected: worqr.Mesh, options: tuple[str, ...]
+    as_process_1: Start, connected: worqr.Mesh, options: tuple[str, ...]
 ) -> None:
-    if not namespaces_work():
-        pytest.skip("this user may not make a process namespace")
-    command = [sys.executable, "-u", "-c", RUN, "tests.cli.app:mesh", "--prefix", prefix, *options]
-    code = f"import os, sys; os.execvp('unshare', ['unshare', '-Urpf', '--mount-proc', '--kill-child', *{command!r}])"
-    parent = spawn(code, env={"WORQR_URL": server.url})
+    parent = as_process_1(*options)
     await until(lambda: parent.errors.count("start: worqr") == max(1, len(options)), LONG)
     await enqueue(connected, "leave")
     left = int((await parent.line_with("left ", LONG)).split()[1])
@@ -350,6 +390,18 @@ async def test_as_process_1_it_reaps_what_handlers_leave_behind(
     os.kill(first, signal.SIGTERM)
     assert await parent.ended(LONG) == 0
     assert await connected.workers() == []
+
+
+@pytest.mark.parametrize("by_option", [True, False])
+async def test_as_process_1_it_serves_the_probes(as_process_1: Start, tmp_path: Path, by_option: bool) -> None:
+    probe = f"unix:{tmp_path}/probe"
+    parent = as_process_1("--probe", probe) if by_option else as_process_1(WORQR_PROBE=probe)
+    await until(lambda: "workers.start: " in parent.errors, LONG, "it serves")
+    for path in ("/live", "/ready", "/startup", "/metrics"):
+        assert get(address_of(parent), path).status == 200
+    [first] = children_of(parent.pid)
+    os.kill(first, signal.SIGTERM)
+    assert await parent.ended(LONG) == 0
 
 
 def commands_below(pid: int) -> list[str]:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from worqr.hosting.supervisor import MetricsTotal
+from typing import Any
+
+import pytest
+
+from worqr.hosting import supervisor
+from worqr.hosting.supervisor import Limits, MetricsTotal, Plan
+from worqr.http_server import HttpReply, HttpRequest
+
+# pyright: reportPrivateUsage=false
 
 
 def metrics(running: int, lag: float, runs: dict[str, int], registrations: int = 1) -> str:
@@ -39,3 +47,26 @@ def test_a_worker_without_metrics_adds_nothing() -> None:
     total = MetricsTotal(1)
     total.ended(0, "")
     assert total.text({1: ""}) == ""
+
+
+def test_a_worker_that_ends_during_a_scrape_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class EndsWhenAsked:
+        pid = 1
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def ask(self, *_: str) -> HttpReply | None:
+            parent._on_end(worker, 0)
+            return None
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(supervisor, "ControlledChild", EndsWhenAsked)
+    parent: Any = supervisor._Supervisor(Plan([], 1, Limits(), grace=0, probe=None))
+    worker = supervisor._Worker(0, [], Limits(), "")
+    worker.metrics = metrics(0, 0.0, {"a": 10})
+    parent._workers.append(worker)
+    for _ in range(2):
+        assert b'queue="a"} 10.0' in parent.respond(HttpRequest("/metrics")).body

@@ -516,11 +516,11 @@ def _plan(join_options: dict[str, Any], several: SupervisorOptions, probe: str |
     """Return what a parent of workers does; None: this process is the worker. Raise InvalidArguments for invalid options."""
     workers, limits = several.count(), several.limits()
     command = [sys.executable, *sys.orig_argv[1:]]
-    grace = join_options.get("grace", GRACE)
+    grace, address = join_options.get("grace", GRACE), probe or os.environ.get("WORQR_PROBE") or None
     if not several.is_empty:
-        return Plan(command, workers, limits, grace, probe or os.environ.get("WORQR_PROBE") or None)
+        return Plan(command, workers, limits, grace, address)
     if os.getpid() == 1:  # the first process of a container: it has to reap what handlers leave behind
-        return Plan(command, 1, limits, grace, probe=None, restarts=False)
+        return Plan(command, 1, limits, grace, address, restarts=False)
     return None
 
 

@@ -63,6 +63,8 @@ REPLY_WITHIN: Final = 30.0
 
 POLL_EVERY: Final = 0.1
 
+NOT_SAVED: Final = "the server could not save a snapshot; its log says why"
+
 SETTINGS: Final[Mapping[str, str]] = {
     "appendonly": "yes",
     "appendfsync": "everysec",
@@ -113,7 +115,7 @@ class DataServer:
         """Replace this process by the server, which logs to the standard error. It ends with SIGTERM or SIGINT.
 
         Raises:
-            UsageError: another server uses the folder, or the path of the socket is too long.
+            UsageError: another server uses the folder or the socket, or the path of the socket is too long.
             OSError: the folder cannot be written.
         """
         if len(os.fsencode(self.socket)) > SOCKET_PATH_LIMIT:
@@ -122,6 +124,7 @@ class DataServer:
             )
         os.umask(0o077)
         lock = take_lock(self.folder)
+        self._check_socket_free()
         os.set_inheritable(lock, True)
         path = self.folder / CONFIGURATION
         _write_whole(path, self.configuration().encode())
@@ -129,6 +132,13 @@ class DataServer:
         _tell_systemd_when_ready(environment.pop("NOTIFY_SOCKET", ""), self.socket, self.password, lock)
         os.dup2(2, 1)
         os.execve(program, [os.fspath(program), os.fspath(path)], environment)  # noqa: S606
+
+    def _check_socket_free(self) -> None:
+        """Raise UsageError if a server of another folder listens there: the program would take its path away."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(REPLY_WITHIN)
+            if probe.connect_ex(os.fspath(self.socket)) == 0:
+                raise UsageError(f"another server listens at {self.socket}; stop it first, or choose another --socket")
 
     def configuration(self) -> str:
         """Return the text of its configuration file."""
@@ -280,8 +290,10 @@ def back_up(folder: Path, file: Path) -> int:
         connection.ask("BGSAVE", "SCHEDULE")
         while int((found := connection.persistence())["rdb_saves"]) == saves or found["rdb_bgsave_in_progress"] == "1":
             if found["rdb_bgsave_in_progress"] == "0" and found["rdb_last_bgsave_status"] != "ok":
-                raise Unavailable("the server could not save a snapshot; its log says why")
+                raise Unavailable(NOT_SAVED)
             time.sleep(POLL_EVERY)
+        if found["rdb_last_bgsave_status"] != "ok":  # the file may be there, from a backup that was interrupted
+            raise Unavailable(NOT_SAVED)
     snapshot = folder / SNAPSHOT
     with snapshot.open("rb") as source:
         _write_whole(file, source)
@@ -326,6 +338,7 @@ def restore_folder(file: Path, folder: Path, *, replace: bool = False) -> Path |
             if data.exists():
                 aside = folder / f"{APPEND_ONLY}.before-{time.strftime('%Y%m%dT%H%M%S')}"
                 data.rename(aside)
+            (folder / CONFIGURATION).unlink(missing_ok=True)  # as a replica, the server would replace the data
             new.rename(data)
             _sync_folder(folder)
             return aside

@@ -205,6 +205,8 @@ class Service:
         self._restarted = restarted
         self._peer: Peer | None = None
         self._watchdog = _ShutdownWatchdog(self._describe_running, self._grace)
+        self._pid = os.getpid()
+        self._before: dict[int, Any] = {}
 
     def check(self) -> None:
         """Raise UsageError if this mesh cannot run here, or has nothing to serve. Changes nothing."""
@@ -219,17 +221,17 @@ class Service:
             self._run_until_stopped()
 
     def _run_until_stopped(self) -> None:
-        before = [
-            (number, signal.signal(number, self._on_signal))
-            for number in SIGNALS
-            if signal.getsignal(number) is not signal.SIG_IGN  # the parent process asked to ignore it, as `nohup` does
-        ]
+        for number in SIGNALS:
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN:  # the parent process asked to ignore it, as `nohup` does
+                self._before[number] = signal.SIG_DFL if before is None else before
+                signal.signal(number, self._on_signal)
         self._watchdog.start()
         try:
             trio.run(self._run)
         finally:
             self._watchdog.end()
-            for number, handler in before:
+            for number, handler in self._before.items():
                 signal.signal(number, handler)
 
     def request_stop(self, level: int) -> None:
@@ -256,6 +258,10 @@ class Service:
                 self._token.run_sync_soon(self._apply_stop, idempotent=True)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a fork of a handler, which must end as if there were no service
+            signal.signal(number, self._before[number])
+            os.kill(os.getpid(), number)
+            return
         if number == signal.SIGHUP:
             self.request_stop(StopLevel.DRAIN)
             return

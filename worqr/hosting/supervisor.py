@@ -407,7 +407,7 @@ class _Worker:
     @property
     def serves(self) -> bool:
         """It takes tasks."""
-        return self.retires_since is None and bool(self.status.get("ready"))
+        return self.retires_since is None and bool(self.status.get("ready")) and not self.why_not_alive()
 
     def check(self) -> None:
         """Ask for its health. Changes `status`, `seen` and `well`."""
@@ -443,9 +443,11 @@ class _Worker:
         return ""
 
     def refresh_metrics(self) -> HttpReply | None:
-        """Ask for its metrics. From any thread. Return a reply that has none."""
+        """Ask for its metrics. From any thread. Return a reply that says why it never has any."""
         reply = self.child.ask("/metrics", "text/plain")
-        if reply is None or reply.status != HTTPStatus.OK:
+        if reply is None or reply.status == HTTPStatus.SERVICE_UNAVAILABLE:  # it imports the application
+            return None
+        if reply.status != HTTPStatus.OK:
             return reply
         self.metrics = reply.body.decode()
         return None
@@ -478,6 +480,7 @@ class _Supervisor:
         self._restarted = ""
         self._code = 0
         self._round = time.monotonic()
+        self._counting = threading.Lock()  # so that a thread of the probes counts a worker that ends once
         self._total = MetricsTotal(plan.workers)
         self._runs = 0
         self._systemd = SystemdNotifier(self.health, os.environ)
@@ -559,6 +562,7 @@ class _Supervisor:
             self._started += 1
             self._restarted = ""
             self._workers.append(worker)
+        self._restarted = ""  # of one whose successor was started before it ended
 
     def _reap(self) -> None:
         """Collect the processes that have ended: workers, and as process 1 also those that handlers left behind."""
@@ -573,10 +577,11 @@ class _Supervisor:
                 self._on_end(worker, os.waitstatus_to_exitcode(status))
 
     def _on_end(self, worker: _Worker, code: int) -> None:
-        self._workers.remove(worker)
         worker.child.close()
-        self._total.ended(worker.number, worker.metrics)
-        self._runs += worker.status.get("runs", 0)
+        with self._counting:
+            self._workers.remove(worker)
+            self._total.ended(worker.number, worker.metrics)
+            self._runs += worker.status.get("runs", 0)
         retired = worker.retires_since is not None
         if worker is self._renewed:
             self._renewed = None
@@ -672,7 +677,11 @@ class _Supervisor:
         )
 
     def _why_missing(self, workers: Sequence[_Worker]) -> str:
-        reasons = [str(worker.status.get("why") or "starting") for worker in workers if not worker.serves]
+        reasons = [
+            worker.why_not_alive() or str(worker.status.get("why") or "starting")
+            for worker in workers
+            if not worker.serves
+        ]
         serving = sum(worker.serves for worker in workers)
         return (
             f"{serving} of {self._plan.workers} workers serve: {reasons[0] if reasons else 'waiting to start another'}"
@@ -697,17 +706,18 @@ class _Supervisor:
         status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
         if _JSON not in request.accept:
             return HttpReply.of(status, why or "ok")
-        runs = self._runs + sum(worker.status.get("runs", 0) for worker in tuple(self._workers))
+        with self._counting:
+            runs = self._runs + sum(worker.status.get("runs", 0) for worker in self._workers)
         found = {"ok": not why, "reason": why, **asdict(health), "alive": not reasons["/live"], "runs": runs}
         pids = [worker.child.pid for worker in tuple(self._workers)]
         return HttpReply(status, (json.dumps({**found, "workers": pids}) + "\n").encode(), _JSON)
 
     def _metrics(self) -> HttpReply:
-        workers = tuple(self._workers)
-        for worker in workers:
+        for worker in tuple(self._workers):
             if (refused := worker.refresh_metrics()) is not None:
                 return refused
-        text = self._total.text({worker.number: worker.metrics for worker in workers})
+        with self._counting:
+            text = self._total.text({worker.number: worker.metrics for worker in self._workers})
         return HttpReply(HTTPStatus.OK, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -1,0 +1,57 @@
+"""The parent of several workers, with workers that do not exist. `tests/cli/test_workers.py` has the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from worqr.hosting import supervisor
+from worqr.hosting.supervisor import Limits, Plan
+
+# pyright: reportPrivateUsage=false
+
+
+class FakeWorker(supervisor._Worker):
+    """It serves at once."""
+
+    def __init__(self, number: int, command: list[str], limits: Limits, restarted: str) -> None:
+        super().__init__(number, command, limits, restarted)
+        self.restarted = restarted
+        self.status: Mapping[str, Any] = {"ready": True, "alive": True, "runs": 0}
+
+
+class FakeChild:
+    pid = 1
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_only_the_worker_that_is_started_for_one_that_died_notes_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "ControlledChild", FakeChild)
+    monkeypatch.setattr(supervisor, "_Worker", FakeWorker)
+    monkeypatch.setattr(supervisor, "STEADY_AFTER", 0.0)
+    parent: Any = supervisor._Supervisor(Plan([], 1, Limits(age=0.0), grace=0, probe=None))
+    parent._start_missing()
+    parent._renew()
+    parent._start_missing()
+    old, successor = parent._workers
+    parent._on_end(old, -9)  # before it was asked to retire, so that its successor has been started already
+    parent._start_missing()
+    assert parent._workers == [successor]
+    parent._on_end(successor, -11)
+    parent._start_missing()
+    [third] = parent._workers
+    assert third.restarted == "the worker of process 1 was ended by SIGSEGV"
+    parent._renew()
+    parent._start_missing()
+    parent._on_end(third, -9)
+    parent._start_missing()
+    parent._renew()
+    parent._start_missing()
+    assert [each.restarted for each in parent._workers] == ["", ""]
