@@ -744,7 +744,9 @@ def test_only_a_clock_that_ends_the_wait_as_well_excuses_one_that_outlives_its_w
     assert ("a wait outlived its workflow" in rules_broken(story)) is broken
 
 
-@pytest.mark.parametrize(("queue", "why"), [("thread", "server down"), ("thread", "connection killed"), ("raw", "server down")])
+@pytest.mark.parametrize(
+    ("queue", "why"), [("thread", "server down"), ("thread", "connection killed"), ("raw", "server down")]
+)
 def test_only_a_thread_may_have_no_end_whose_peer_left_while_the_server_was_away(queue: str, why: str) -> None:
     story = correct()
     story.send(40, queue, "hangs")

@@ -620,8 +620,8 @@ local function forget_tagged()
     looked = looked + 1
     local entry = page[looked]
     local number, id = string.match(entry, '^(%d+) (.+)$')
-    bytes = bytes + (own(redis.pcall('STRLEN', queue .. ':done:' .. (number or ''))) or 0)
     local key, state = find_tagged(queue, entry, tag, false)
+    bytes = bytes + (type(key) == 'table' and whole_number(key.size, 0) or 0)
     local is_live = key == queue .. ':active:' .. (id or '') or key == queue .. ':job:' .. (id or '')
     if is_live then
       remove_tags(queue, redis.call('HGET', key, 'tags'), number, id)

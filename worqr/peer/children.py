@@ -61,7 +61,7 @@ class Children:
 
     @property
     def unsent(self) -> bool:
-        """There are jobs that were started, and that nobody is sending."""
+        """There are jobs that were started, and that no task of the run is sending."""
         return bool(self._unsent)
 
     def check_place(self, call: Call[Any], *, is_strict: bool) -> None:

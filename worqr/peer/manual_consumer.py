@@ -396,7 +396,7 @@ class ManualConsumer(QueueConsumer):
             for start in range(0, len(held), MAX_ITEMS):
                 some = held[start : start + MAX_ITEMS]
                 sent.append((some, self._post([claim.fence for claim in some], make, registration)))
-        for some, answer in sent:  # all were sent before: whoever waits may be cancelled, or get an error
+        for some, answer in sent:  # all were sent before: the wait may be cancelled, or raise
             lost += await self._lost_of(some, answer)
         return lost
 

@@ -572,4 +572,6 @@ def _rows(found: Rows) -> list[Row]:
 
 def _bytes(stored: object) -> bytes:
     """Return what a column of bytes has. In SQLite, another program may have stored a text or a number there."""
-    return bytes(stored) if isinstance(stored, bytes | bytearray | memoryview) else str(stored).encode()
+    if isinstance(stored, bytes | bytearray):
+        return bytes(stored)
+    return stored.tobytes() if isinstance(stored, memoryview) else str(stored).encode()
