@@ -119,7 +119,8 @@ def State(kind: type[T], /) -> T:  # noqa: N802 - as `Depends`
         isinstance(None, classes)
     except TypeError as error:
         raise UsageError(f"worqr.State takes a class, or a union of classes, not {kind!r}: {error}") from None
-    return Depends(functools.partial(_state, classes, f"worqr.State({getattr(kind, '__name__', kind)})"))
+    given: T = Depends(functools.partial(_state, classes, f"worqr.State({getattr(kind, '__name__', kind)})"))
+    return given
 
 
 def _state(classes: tuple[type, ...], what: str) -> Any:

@@ -231,8 +231,8 @@ class Service:
             trio.run(self._run)
         finally:
             self._watchdog.end()
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
+            for caught, handler in self._before.items():
+                signal.signal(caught, handler)
 
     def request_stop(self, level: int) -> None:
         """Request a stop with at least this level (see `StopLevel`). Called from any thread, and from a signal handler."""

@@ -389,7 +389,7 @@ class ManualConsumer(QueueConsumer):
                 self.count(claim._held, "lost")
             else:
                 alive.setdefault(claim._held.registration, []).append(claim)
-        sent: list[tuple[Sequence[Claim], Answer]] = []
+        sent: list[tuple[list[Claim], Answer]] = []
         for registration, held in alive.items():
             self._services.settler.counter.returned(self, [claim._held for claim in held])
             make = finisher(self, registration, results or {})
