@@ -19,7 +19,7 @@ from tests.peer.tools import QUICK, eventually, until
 from tests.peer.workflow_jobs import Approval, dying, keeping, registry
 from tests.support.patience import PATIENCE
 from worqr.client.producer import Producer
-from worqr.peer import durable, steps
+from worqr.peer import children, durable, steps
 
 if TYPE_CHECKING:
     from tests.peer.conftest import NewMesh
@@ -1625,3 +1625,29 @@ async def test_the_lifetime_ends_all_waits(new_mesh: NewMesh) -> None:
         mesh.workflow(lifetime=0)(fulfil)
     with pytest.raises(worqr.UsageError, match="no option 'lifetime'"):
         mesh.task(lifetime=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_a_run_that_waits_for_room_gives_its_slot_to_the_jobs_that_make_room(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch, in_thread: bool
+) -> None:
+    monkeypatch.setattr(children, "ROOM_WITHIN", 0.0)
+    monkeypatch.setattr(children, "ROOM_AGAIN", 0.2)
+    mesh, ran = new_mesh(), list[int]()
+
+    @mesh.task(name="child", max_length=2)
+    async def child(n: int) -> int:
+        ran.append(n)
+        return n
+
+    async def parent() -> list[int]:
+        return await worqr.gather(*(child.run(n) for n in range(5)))
+
+    def parent_in_thread() -> list[int]:
+        return worqr.gather_now(*(child.run(n) for n in range(5)))
+
+    function: Any = mesh.workflow(name="parent", result_ttl=60)(parent_in_thread if in_thread else parent)
+    async with mesh.join(concurrency=1):
+        job = await function.dispatch()
+        assert await job.result(PATIENCE) == [0, 1, 2, 3, 4]
+    assert sorted(ran) == [0, 1, 2, 3, 4]

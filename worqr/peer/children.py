@@ -26,7 +26,7 @@ from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, Child, NotedChild, NotedChildren, Wait
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import FULL, End
-from worqr.policy import Failure, LifetimeOver
+from worqr.policy import Failure, LifetimeOver, Snooze
 from worqr.stored_values import whole
 from worqr.validation import encode_json
 
@@ -37,6 +37,10 @@ MOST_LEVELS: Final = 16
 """The most levels of jobs below a workflow that no other workflow has started."""
 FULL_PAUSE: Final = 1.0
 """Seconds before a job is sent again whose queue is at its `max_length`."""
+ROOM_WITHIN: Final = 2.0
+"""Seconds for which a run waits for room with its slot."""
+ROOM_AGAIN: Final = 5.0
+"""Seconds after which it runs again then: the jobs that make room may need the slot."""
 AGAIN: Final = " ~"
 """Stands between the key of a job and a number, in the name of a job that a workflow has started since it ran again."""
 _REFUSED: Final = ("id", "unique_for", "exists", "batch")
@@ -124,7 +128,11 @@ class Children:
             self._unsent.append(_Unsent(key, call, client))
 
     async def send(self) -> None:
-        """Send the jobs that were started since the last call. While a queue of them is full, wait for room."""
+        """Send the jobs that were started since the last call. While a queue of them is full, wait for room.
+
+        Raises:
+            Snooze: there was no room for some seconds. The next run sends them.
+        """
         if not self._unsent:
             return
         with self._flow.busy(), self._taken() as unsent:
@@ -133,12 +141,14 @@ class Children:
                 done = self._flow.run.host.note_children(self._flow.run, [await self._child(each) for each in some])
                 await wait_done(done)
                 noted += _checked(done.result(), len(unsent))
+            until = time.monotonic() + ROOM_WITHIN
             for client, calls in self._calls(unsent, noted):
                 while True:
                     try:
                         await client.producer.dispatch_many(calls)
                         break
-                    except QueueFull:
+                    except QueueFull as error:
+                        _check_patience(until, error)
                         await sleep_here(FULL_PAUSE)
 
     def send_now(self) -> None:
@@ -150,12 +160,14 @@ class Children:
             for some in _parts(unsent):
                 done = self._flow.run.host.note_children(self._flow.run, [sync(self._child, each) for each in some])
                 noted += _checked(done.result(), len(unsent))
+            until = time.monotonic() + ROOM_WITHIN
             for client, calls in self._calls(unsent, noted):
                 while True:
                     try:
                         sync(client.producer.dispatch_many, calls)
                         break
-                    except QueueFull:
+                    except QueueFull as error:
+                        _check_patience(until, error)
                         time.sleep(FULL_PAUSE)
                         self._flow.run.check_wait()
 
@@ -282,6 +294,12 @@ def _checked(noted: NotedChildren, number: int) -> Sequence[NotedChild]:
     if noted.status == "full":
         raise Failure(f"the workflow cannot start {number} more jobs: {FULL}")
     return noted.children
+
+
+def _check_patience(until: float, full: QueueFull) -> None:
+    """Raise Snooze if a run has waited for room until then."""
+    if time.monotonic() >= until:
+        raise Snooze(ROOM_AGAIN, f"room for its jobs: {full}") from full
 
 
 def _digest(text: str) -> str:
