@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import threading
 import time
@@ -79,10 +80,17 @@ def leave() -> None:
 
 @mesh.task
 def terminate() -> None:
-    """Forks a child, and terminates it."""
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    """Forks a child, and terminates it once it runs: before that, Python forgets signals."""
+    reader, writer = os.pipe()
+
+    def run() -> None:
+        os.write(writer, b"!")
+        time.sleep(600)
+
+    child = multiprocessing.get_context("fork").Process(target=run)
     child.start()
+    os.read(reader, 1)
     child.terminate()
-    child.join(5)
+    child.join(60)
     print("ended by", child.exitcode, flush=True)
     child.kill()
