@@ -80,7 +80,7 @@ class Races(Model[Race]):
     }
     mistakes: ClassVar[Mapping[str, int]] = {
         "a run decides by the ends that it knows": 12,
-        "what was decided is not stored": 12,
+        "what was decided is not stored": 13,
         "a suspension does not look at the ends": 5,
         "only the end of the last job wakes it": 6,
     }
