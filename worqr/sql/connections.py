@@ -95,7 +95,7 @@ class _DriverPlace:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self.key = id(connection)
+        self.key: int = id(connection)
 
     def in_savepoint(self) -> bool:
         return False  # no driver says
@@ -208,7 +208,7 @@ class DjangoPlace(_DriverPlace):
         super().__init__(connection)
         self.alias: str = connection.alias
         own = sys.modules["django.db"].connections[self.alias]  # `connection` is the same object in all threads
-        self.key = id(own)
+        self.key: int = id(own)
         self.dialect: str = check_dialect(connection.vendor)
 
     def run(self, statement: Statement) -> Rows:
