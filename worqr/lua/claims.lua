@@ -772,7 +772,7 @@ end
 -- ARGV[5] max_skipped references without a record that are skipped at most
 -- RETURNS ok first entry... | short first hungry entry... | limited first hungry entry... | resting first hungry | paused | late |
 --   not_serving; short: no task is left. limited: a limit allows no more. resting: a pause that ends by itself allows none. In these
---   cases the worker joined the waiting workers; hungry is their number. paused: the queue is paused until it is resumed;
+--   cases the worker joined the waiting workers; hungry is how many wait now. paused: the queue is paused until it is resumed;
 --   claims are first, first + 1, ...; an entry is the payload, or for a job the names and values of its record and its id;
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing

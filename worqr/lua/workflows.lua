@@ -339,8 +339,8 @@ end
 -- ARGV[4..] waits msgpack of an array of texts: key, kind (event, sleep, children: all of them, first: one of them), name of the event or
 --   empty, about (the schema of the event, or the keys of the children, one a line), deadline (ms since 1970, +MS from now on, - for
 --   none); 1 to 1,000 of them
--- RETURNS ready field... (names and values of the ends of the waits, and of their children, in turn) | suspended | full (more is kept, or waited for,
---   than a job may) | cancelled | dropped (the queue was deleted) | gone | mine | lost
+-- RETURNS ready field... (names and values of the ends of the waits, and of their children, in turn) | suspended |
+--   full (more is kept, or waited for, than a job may) | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim; a wait that has ended stays as it is, and ready is returned again
 -- GROUP ends
 -- FLAGS allow-oom

@@ -166,7 +166,7 @@ class PsycopgPlace(_DriverPlace):
         return cast("Rows", found.fetchall() if found.description else [])
 
     def _cursor(self) -> Any:
-        """Return a cursor whose rows are tuples, whatever those of the application are."""
+        """Return a cursor whose rows are tuples. Those of the application may be dicts."""
         return self._connection.cursor(row_factory=sys.modules["psycopg.rows"].tuple_row)
 
     def autocommits(self) -> bool:
