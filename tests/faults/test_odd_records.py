@@ -250,6 +250,7 @@ async def test_when_the_claims_of_a_worker_are_removed(
     """Its tasks run elsewhere, whatever is in their records; what another worker runs stays with it."""
     monkeypatch.setattr(scanner, "CLAIM_AGE", 0.0)
     monkeypatch.setattr(scanner, "PASS_EVERY", 0.0)
+    monkeypatch.setattr(scanner, "PAGE_EVERY", 0.0)
     monkeypatch.setattr(scanner, "SCAN_EVERY", 0.2)
     work = Work()
     scene.enqueue()

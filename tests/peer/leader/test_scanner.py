@@ -27,6 +27,7 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import UNUSED_MS, Inspected, QueuesPage, WorkerHeartbeats, operators, registry
 from worqr.peer import consumer_runner
 from worqr.peer.leader import scanner
+from worqr.peer.leader.chore import Lease
 from worqr.peer.leader.leader import Leader
 from worqr.peer.leader.scanner import (
     COMPARED,
@@ -95,6 +96,53 @@ async def test_a_scan_that_does_not_end_keeps_no_dead_worker_from_being_swept(st
         assert leader.may_request_lease()
         nursery.cancel_scope.cancel()
     assert link.asked[stuck] == 1
+
+
+class Nodes:
+    """A link to nodes that hold so many keys each. Queue n is on node n modulo the nodes; each reply is a page of the keys."""
+
+    def __init__(self, *keys: int) -> None:
+        self.settings = SimpleNamespace(clustered=len(keys) > 1)
+        self.keys = keys
+        self.life = 0
+        self.asked: Counter[int] = Counter()
+        self.passes: Counter[int] = Counter()
+
+    async def call(self, call: ops.Command[Any], *, patience: float) -> Any:
+        await trio.lowlevel.checkpoint()
+        assert call.script.name == "find_claims"
+        queue, (cursor, budget, *_) = call.base, call.args
+        node = int(queue.partition("{")[2].partition("}")[0]) % len(self.keys)
+        after = int(str(cursor)) + int(str(budget))
+        self.asked[node] += 1
+        self.passes[node] += after >= self.keys[node]
+        return registry.FoundClaims(f"{node}-{self.life}", str(after) if after < self.keys[node] else "0", [])
+
+
+async def looked(nodes: Nodes, finder: scanner.ClaimFinder, queues: int, seconds: int, now: list[float]) -> None:
+    """A leader scans as often as it does, for so many seconds."""
+    for _ in range(0, seconds, 3):
+        now[0] += 3
+        await finder.look([str(n) for n in range(queues)])
+
+
+@pytest.mark.parametrize("queues", [1, 7, 500])
+@pytest.mark.parametrize("keys", [(0,), (300_000,), (0, 0, 0), (200_000, 0, 200_000)])
+async def test_claims_are_looked_for_among_many_keys_with_a_request_in_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, keys: tuple[int, ...], queues: int
+) -> None:
+    """And the passes end, however many queues there are, also after a server has started again."""
+    now = [1000.0]
+    monkeypatch.setattr(scanner, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    nodes: Any = Nodes(*keys)
+    finder = scanner.ClaimFinder(nodes, RegistryKeys("p"), Lease())
+    await looked(nodes, finder, queues, 6_000, now)
+    assert sum(nodes.asked.values()) <= len(keys) * 6_000 / scanner.PAGE_EVERY
+    used = range(min(queues, len(keys)))
+    assert all(nodes.passes[node] >= 2 for node in used)
+    nodes.life, nodes.passes = 1, Counter()
+    await looked(nodes, finder, queues, 6_000, now)
+    assert all(nodes.passes[node] >= 2 for node in used)
 
 
 def names_of(client: redis.Redis, prefix: str) -> set[str]:
