@@ -112,7 +112,13 @@ class Judge:
         }
         self._results: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._by_task: dict[tuple[str, str], list[Line]] = defaultdict(list)
-        self._put_back = [(line["batch"], line["t"]) for line in lines if line["what"] == "retry"]
+        self._put_back: dict[str, list[float]] = defaultdict(list)
+        self._asked: dict[str, list[float]] = defaultdict(list)
+        self._sent: dict[str, list[float]] = defaultdict(list)
+        self._marks: dict[str, set[str]] = defaultdict(set)
+        self._took: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for call, t in self._ended.items():
+            self._took[self._names.get(call, ("", ""))].append(t)
         self._read()
 
     def _read(self) -> None:
@@ -135,6 +141,15 @@ class Judge:
                     self._results[line["queue"], line["task"]].append(line["t"])
                 case {"what": "froze", "who": who}:
                     frozen[who] = line["t"]
+                case {"what": "retry", "t": t, "batch": name}:
+                    self._put_back[name].append(t)
+                case {"what": "end_wait", "t": t, "task": task}:
+                    self._asked[task].append(t)
+                case {"what": "send", "t": t, "tasks": tasks}:
+                    for task in tasks:
+                        self._sent[task].append(t)
+                case {"what": "dead" | "buried" | "cancel" as what, "task": task}:
+                    self._marks[task].add(what)
                 case _:
                     self._away += _absence(line, frozen)
         self._away += [(who, begin, FOREVER) for who, begin in frozen.items()]
@@ -172,7 +187,8 @@ class Judge:
 
     def _is_anew(self, task: str, begin: float, end: float) -> bool:
         """Return True if a workflow above this job may have been put back in between."""
-        return any(task.startswith(f"{name}/") and begin <= t <= end for name, t in self._put_back)
+        above = (task[:at] for at, letter in enumerate(task) if letter == "/")
+        return any(begin <= t <= end for name in above for t in self._put_back.get(name, ()))
 
     def _queues(self) -> None:
         sent: dict[tuple[str, str], tuple[Line, Line | None]] = {}
@@ -192,13 +208,12 @@ class Judge:
                 sent.update({(asked["queue"], task): (asked, line) for task in asked["tasks"]})
             elif line["what"] == "cancel":
                 gone.add((line["queue"], line["task"]))  # it may have hit, whatever was answered
-        put_back = {name for name, _ in self._put_back}
         for subject, runs in self._by_task.items():
             origin = sent[subject][0] if subject in sent else None
             if subject[0] not in NOT_SENT and (origin is None or min(run["t"] for run in runs) < origin["t"] - CLOCKS):
                 self.wrong.append(f"came out and was not put in: {subject}")
             names = {subject[1], "" if origin is None else origin.get("batch", "")}
-            is_put_back = not names.isdisjoint(put_back) or self._is_anew(subject[1], 0, FOREVER)
+            is_put_back = not names.isdisjoint(self._put_back) or self._is_anew(subject[1], 0, FOREVER)
             self._settled_once(subject, runs, is_put_back=is_put_back)
         for subject, (request, answer) in sent.items():
             if (
@@ -272,7 +287,7 @@ class Judge:
         for run in runs:
             if self._is_anew(subject[1], before, run["t"]):
                 results.clear()
-            elif any(name == subject[1] and before <= t <= run["t"] for name, t in self._put_back):
+            elif any(before <= t <= run["t"] for t in self._put_back.get(subject[1], ())):
                 _forget_failures(results)
             before = run["t"]
             for name, value in run["steps"]:
@@ -318,9 +333,8 @@ class Judge:
         """A wait for what is never sent lasts until it is ended, by a request, its time, or the lifetime of its workflow."""
         if self._jumps:
             return
-        asked = [line["t"] for line in self._lines if line["what"] == "end_wait" and line["task"] == subject[1]]
-        sent = [line["t"] for line in self._lines if line["what"] == "send" and subject[1] in line["tasks"]]
-        took = [self._ended[call] for call in self._ended if self._names.get(call) == (subject[1], "held")]
+        asked, sent = self._asked.get(subject[1], ()), self._sent.get(subject[1], ())
+        took = self._took.get((subject[1], "held"), ())
         seen = [run["t"] for run in runs if "held" in dict(run["steps"])]
         if (
             took
@@ -347,12 +361,8 @@ class Judge:
         runs = self._by_task.get(("flow_nested" if job.endswith("nests") else "flow_jobs", job), [])
         if how == "finished":
             return any(run.get("how") == "returned" and run["fence"] == int(number) for run in runs)
-        marks = [
-            line for line in self._lines if line.get("task") == job and line["what"] in {"dead", "buried", "cancel"}
-        ]
-        return any(
-            line["what"] in {"failed": {"dead", "buried"}, "cancelled": {"cancel"}}.get(how, set()) for line in marks
-        )
+        told_by = {"failed": {"dead", "buried"}, "cancelled": {"cancel"}}.get(how, set[str]())
+        return not told_by.isdisjoint(self._marks.get(job, ()))
 
 
 def main(folder: str) -> int:
