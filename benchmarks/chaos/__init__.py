@@ -7,7 +7,8 @@ How a run works:
 * Every process writes what it did to its own file of the `ledger`. worqr writes nothing there and reads nothing from it.
 * `history` reads the ledger, `rules` check it, `excuses` decides whether a fault explains that a claim was lost, and
   `report` prints the tables and the violations.
-* `judge` is a second judge, which shares no code with these: ``python -m benchmarks.chaos.judge FOLDER`` reads a kept ledger.
+* `judge` is a second judge, which shares no code with these, and judges each run too. By itself, it reads a kept ledger:
+  ``python -m benchmarks.chaos.judge FOLDER``.
 
 `workload` holds what the processes, the checker and the tests must agree on. The checker imports nothing of worqr.
 """

@@ -8,8 +8,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from benchmarks.chaos.checker import check
+from benchmarks.chaos.case import Violation
+from benchmarks.chaos.checker import Verdict, check
 from benchmarks.chaos.history import History
+from benchmarks.chaos.judge import Judge, lines_of
 from benchmarks.chaos.ledger import read
 from benchmarks.chaos.report import command, report
 from benchmarks.chaos.world import Plan, run
@@ -37,6 +39,13 @@ def parse(arguments: list[str]) -> tuple[Plan, Path | None]:
     return plan, given.ledger
 
 
+def both_verdicts(history: History, folder: Path) -> Verdict:
+    """What the checker finds, and what the second judge finds in the same ledger."""
+    verdict = check(history)
+    second = [Violation("the second judge", text) for text in Judge(lines_of(folder)).judge()]
+    return Verdict([*verdict.violations, *second], verdict.explained)
+
+
 def main(arguments: list[str]) -> int:
     plan, kept = parse(arguments)
     print(command(plan), flush=True)
@@ -44,7 +53,7 @@ def main(arguments: list[str]) -> int:
     folder.mkdir(exist_ok=True)
     outcome = run(plan, folder)
     history = History.of(read(folder))
-    verdict = check(history)
+    verdict = both_verdicts(history, folder)
     print(report(plan, outcome, history, verdict, folder), flush=True)
     if kept is None and not verdict.violations:
         shutil.rmtree(folder)

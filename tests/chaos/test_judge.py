@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.chaos.command import both_verdicts
+from benchmarks.chaos.history import History
 from benchmarks.chaos.judge import Judge, lines_of, main
 from tests.chaos.ledgers import (
     CALM,
@@ -38,6 +40,14 @@ def test_a_correct_story_is_one_that_can_be(tmp_path: Path, capsys: pytest.Captu
     assert judged(correct(), tmp_path) == set()
     assert main(str(tmp_path)) == 0
     assert capsys.readouterr().out.endswith("lines: 0 that cannot be\n")
+
+
+def test_what_it_finds_fails_a_run_in_which_the_checker_finds_nothing(tmp_path: Path) -> None:
+    story = correct()
+    _lose(story)
+    assert judged(story, tmp_path) == {"was put in and did not come out"}
+    verdict = both_verdicts(History.of(correct().entries), tmp_path)
+    assert {violation.rule for violation in verdict.violations} == {"the second judge"}
 
 
 def _lose(story: Story) -> None:
