@@ -453,15 +453,16 @@ class StoredSchedules(ScheduleControls):
         index = ops.index_schedule(
             *(self._registry, name, home, version, definition.encode()), times=times_of(definition), force=force
         )
-        answer, other = await self._client.ask(index)
+        answer, other, replaced = await self._client.ask(index)
         if answer != "ok":
-            await link.call(ops.unstore_schedule(home, name, version, undo=True))
+            if word != "unchanged":
+                await link.call(ops.unstore_schedule(home, name, version, undo=True))
             why = "workers declare it" if answer == "declared" else f"it calls {other!r}, which replace=True replaces"
             hint = "; adopt=True takes it over 20 minutes after the last of them" if answer == "declared" else ""
             raise UsageError(f"there is a schedule {name!r} already: {why}{hint}. Give this one another name")
         if other:
             old = QueueKeys.of(self._client.settings.prefix, other)
-            await self._client.link_to(other).call(ops.unstore_schedule(old, name))
+            await self._client.link_to(other).call(ops.unstore_schedule(old, name, replaced))
         return cast("Stored", word)
 
 

@@ -656,7 +656,8 @@ end
 -- ARGV[4] name of the schedule
 -- ARGV[5] definition bytes: the lengths of the job's options and of its task, each with a space after it; the options (a msgpack
 --   map), the task and the times (JSON)
--- RETURNS created version | updated version | unchanged version | late; version: its number, the higher the later
+-- RETURNS created version | updated version | unchanged version | late; version: its number, the higher the later. Also one that
+--   is unchanged gets a new number, so that another program that stored it before, or replaced it, does not delete it
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
 local function store_schedule()
@@ -664,13 +665,10 @@ local function store_schedule()
   local name, definition = ARGV[4], ARGV[5]
 
   local version, before = stored_schedule(queue, name)
-  if version and before == definition then
-    return {'unchanged', version}
-  end
   local number = math.max((next_token(queue)), (whole_number(version, 0, NEVER)) + 1)
   redis.call('HSET', queue .. ':schedules', name, digits(number) .. ' ' .. definition)
   store_token(queue, number)
-  return {version and 'updated' or 'created', digits(number)}
+  return {not version and 'created' or before == definition and 'unchanged' or 'updated', digits(number)}
 end
 
 -- unstore_schedule: deletes the call of a schedule from its queue: from now on it does not fire. Deletes its last outcome too, also
@@ -744,8 +742,8 @@ local DECLARED = 1200000 -- ms: workers renew their declarations every ten minut
 -- ARGV[7] definition bytes
 -- ARGV[8] times text: what makes firings count from now on if it changes
 -- ARGV[9] force replace (one in another queue, too), adopt (one that no worker declares any more, too), or empty
--- RETURNS ok home (of the one that was replaced, or empty) | conflict home (it is in another queue) | declared (a worker declares
---   it) | late
+-- RETURNS ok home version (of the one in another queue that was replaced, or empty) | conflict home (it is in another queue) |
+--   declared (a worker declares it) | late
 -- RESEND safe: the reply is stored under the producer's number; of two numbers of a queue the higher one stays
 -- NUMBERED
 local function index_schedule()
@@ -763,7 +761,7 @@ local function index_schedule()
   elseif before and where ~= home and force ~= 'replace' then
     return {'conflict', where}
   elseif before and where == home and tonumber(before) > tonumber(version) then
-    return {'ok', ''}
+    return {'ok', '', ''}
   end
   local now = now_ms()
   redis.call('HSET', schedules, 'def ' .. name, definition, 'ver ' .. name, version .. ' ' .. home, 'when ' .. name, times)
@@ -782,7 +780,8 @@ local function index_schedule()
   end
   store_clock(schedules, now)
   keep_schedules(mesh, 0)
-  return {'ok', where and where ~= home and where or ''}
+  local replaced = where and where ~= home
+  return {'ok', replaced and where or '', replaced and before or ''}
 end
 
 -- unindex_schedule: deletes the times of a stored schedule.

@@ -402,7 +402,7 @@ def read_outcomes(keys: QueueKeys, names: Sequence[str]) -> Command[list[tuple[b
 
 def index_schedule(
     keys: RegistryKeys, name: str, home: QueueKeys, version: str, definition: bytes, *, times: str, force: str = ""
-) -> Command[tuple[str, str]]:
+) -> Command[tuple[str, str, str]]:
     """Store the times of a schedule whose call is stored at `home`.
 
     Args:
@@ -414,11 +414,13 @@ def index_schedule(
         times: a change of this text makes firings count from now on.
         force: replace, adopt, or empty.
 
-    The reply is ok, conflict or declared, and the home of the schedule that it replaced or conflicts with.
+    The reply is ok, conflict or declared, the home of the schedule that it replaced or conflicts with, and the number of the call
+    that it replaced.
     """
 
-    def read(reply: Reply) -> tuple[str, str]:
-        return status_word(reply), exact(reply[1]) if len(reply) > 1 else ""
+    def read(reply: Reply) -> tuple[str, str, str]:
+        word, home, replaced = status_word(reply), *map(exact, [*reply[1:], "", ""][:2])
+        return word, home, replaced
 
     args = (name, home.name, version, definition, times, force)
     return new_call("index_schedule", keys.base, args, read, numbered=True, size=len(definition))
