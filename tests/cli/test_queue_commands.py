@@ -90,7 +90,7 @@ async def test_a_queue_is_deleted_once_that_is_confirmed(beside: Beside, mesh: w
         queue = mesh.queue("mails")
         await queue.enqueue(b"a", b"b")
         await queue.dispatch(b"c", delay=3600)
-        what = "2 waiting, 1 scheduled and 0 blocked tasks"
+        what = "2 waiting, 1 scheduled, 0 suspended and 0 blocked tasks"
         unsure = await beside("delete", "mails")
         assert unsure == Answer(2, "", f"worqr: queue 'mails' has {what}: add --yes to delete them\n")
         assert (await queue.info()).waiting == 2
@@ -99,6 +99,23 @@ async def test_a_queue_is_deleted_once_that_is_confirmed(beside: Beside, mesh: w
         assert (info.waiting, info.scheduled) == (0, 0)
         wrong = await beside("delete", "mials")
         assert (wrong.code, wrong.err) == (2, "worqr: no queue 'mials' is in use; did you mean 'mails'?\n")
+
+
+async def suspended_in(mesh: worqr.Mesh, queue: str) -> int:
+    return (await mesh.queue(queue).info()).suspended
+
+
+@pytest.mark.leaves("*")
+async def test_a_deletion_counts_workflows_that_are_suspended(beside: Beside, mesh: worqr.Mesh) -> None:
+    @mesh.workflow(name="mails")
+    async def mails() -> None:
+        await worqr.wait_for("go", str, timeout=3600)
+
+    async with mesh.join():
+        await mails.dispatch()
+        await eventually(lambda: suspended_in(mesh, "mails"), 1)
+        what = "0 waiting, 0 scheduled, 1 suspended and 0 blocked tasks"
+        assert (await beside("delete", "mails")).err == f"worqr: queue 'mails' has {what}: add --yes to delete them\n"
 
 
 # Limits

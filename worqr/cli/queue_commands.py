@@ -219,7 +219,7 @@ def delete(
     yes: Annotated[bool, flag("Confirm. Without it, nothing is deleted.")] = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """Delete all waiting, scheduled and blocked tasks of a queue.
+    """Delete all waiting, scheduled, suspended and blocked tasks of a queue.
 
     Running tasks continue; those that would be retried are deleted, too. Dead-letter entries stay: see `worqr failed drop`.
     """
@@ -232,7 +232,10 @@ def delete(
         return found, "" if _tasks_of(found) else await unknown_queue_hint(mesh, queue)
 
     found, hint = run_connected(connect, command)
-    what = f"{found.waiting:,} waiting, {found.scheduled:,} scheduled and {found.blocked:,} blocked tasks"
+    what = (
+        f"{found.waiting:,} waiting, {found.scheduled:,} scheduled, {found.suspended:,} suspended and {found.blocked:,} "
+        "blocked tasks"
+    )
     if not yes:
         raise InvalidArguments(hint or f"queue {queue!r} has {what}: add --yes to delete them")
     print(f"Deleted {what} of queue {escape(queue)}")
@@ -241,7 +244,7 @@ def delete(
 
 
 def _tasks_of(info: QueueInfo) -> int:
-    return info.waiting + info.scheduled + info.blocked
+    return info.waiting + info.scheduled + info.suspended + info.blocked
 
 
 def lanes(
