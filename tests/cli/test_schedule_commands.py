@@ -163,3 +163,18 @@ async def test_an_exported_text_may_have_any_separator_of_lines(beside: Beside, 
         await mesh.schedule_handle("odd").delete()
         assert (await imported(saved)).stdout == b"1 created, 0 updated, 0 unchanged\n"
         assert (await beside("schedules", "export")).out == saved
+
+
+@pytest.mark.leaves("*")
+async def test_an_export_is_json_in_an_encoding_that_lacks_characters(
+    beside: Beside, mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with mesh.connect():
+        await mesh.schedule("né", mesh.call("report", text="漢🙂"), every=3600)
+        saved = (await beside("schedules", "export")).out
+        monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+        escaped = await trio.to_thread.run_sync(partial(piped, b"", "schedules", "export"))
+        monkeypatch.delenv("PYTHONIOENCODING")
+        await mesh.schedule_handle("né").delete()
+        assert (await imported(escaped.stdout.decode("ascii"))).stdout == b"1 created, 0 updated, 0 unchanged\n"
+        assert (await beside("schedules", "export")).out == saved

@@ -18,7 +18,7 @@ from cyclopts import Parameter
 
 from worqr.cli.errors import CommandFailed, InvalidArguments
 from worqr.cli.options import flag
-from worqr.cli.output import print_json, show_table
+from worqr.cli.output import print_json, printable_json, show_table
 from worqr.cli.run import load_mesh
 from worqr.errors import UsageError, did_you_mean
 from worqr.functions.definition import FunctionDefinition
@@ -44,7 +44,7 @@ def schema(
     if openapi == (target is not None):
         raise InvalidArguments("name either a mesh, as package.module:name, or --openapi")
     document = _openapi() if target is None else _described(target)[0]
-    print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+    print(printable_json(msgspec.json.format(msgspec.json.encode(document), indent=2).decode(), keep="\n"))
 
 
 def _openapi() -> Schema:

@@ -49,8 +49,12 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def json_line(value: Mapping[str, Any]) -> str:
     """Return JSON without any character that a terminal would act upon, or that its encoding lacks."""
-    line = json.dumps(value, ensure_ascii=False, default=_as_json, separators=(",", ":"))
-    return line if _can_print(line) else "".join(c if _can_print(c) else _json_escaped(c) for c in line)
+    return printable_json(json.dumps(value, ensure_ascii=False, default=_as_json, separators=(",", ":")))
+
+
+def printable_json(text: str, *, keep: str = "") -> str:
+    """Return the same JSON with escapes for such characters; those of `keep` stay as they are."""
+    return text if _can_print(text) else "".join(c if c in keep or _can_print(c) else _json_escaped(c) for c in text)
 
 
 def _can_print(text: str) -> bool:

@@ -21,7 +21,7 @@ from worqr.cli.options import (
     time_option,
     warn_if_unserved,
 )
-from worqr.cli.output import print_json, print_list
+from worqr.cli.output import print_json, print_list, printable_json
 from worqr.cli.produce_commands import Json, arguments_of, read_stdin
 from worqr.client.stored_schedules import call_with
 from worqr.cron import next_times
@@ -200,7 +200,7 @@ def export_schedules(prefix: NamePrefix = "", /, *, connect: ConnectOptions = FR
         return await mesh.export_schedules(prefix)
 
     for line in run_connected(connect, command):
-        print(line)
+        print(printable_json(line))
 
 
 @schedules.command(name="import")

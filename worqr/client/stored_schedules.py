@@ -610,7 +610,9 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
             if bool(times.cron) == bool(times.every_ms):
                 raise UsageError("a schedule takes cron or every_ms, and not both")
             Trigger(times)
-            task = bytes(line.payload) if line.payload else line.payload_base64
+            task = line.payload_base64
+            if line.payload:  # the text may have other escapes or spaces than that of the encoder
+                task = msgspec.json.encode(msgspec.json.decode(line.payload))
             task = task if encoded_by(task) else sealed_task(values, task)
             return _Plan.checked(StoredCall(dict(sorted(line.options.items())), task, times)), line.paused
         except (msgspec.MsgspecError, UnicodeError, RecursionError, UsageError) as error:
