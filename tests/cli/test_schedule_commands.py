@@ -178,3 +178,11 @@ async def test_an_export_is_json_in_an_encoding_that_lacks_characters(
         await mesh.schedule_handle("né").delete()
         assert (await imported(escaped.stdout.decode("ascii"))).stdout == b"1 created, 0 updated, 0 unchanged\n"
         assert (await beside("schedules", "export")).out == saved
+
+
+async def test_an_import_in_another_encoding_is_refused(beside: Beside) -> None:
+    line = '{"name":"né","queue":"report","payload":{},"times":{"every_ms":3600000}}'
+    wrong = await trio.to_thread.run_sync(partial(piped, line.encode("latin-1"), "schedules", "import"))
+    assert wrong.returncode == 1
+    assert wrong.stderr == b"worqr: the standard input is not UTF-8, at byte 10: nothing was stored\n"
+    assert (await beside("schedules", "export")).out == ""

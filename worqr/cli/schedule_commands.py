@@ -208,8 +208,11 @@ def import_schedules(*, json: Json = False, connect: ConnectOptions = FROM_ENVIR
     """Store the schedules that `worqr schedules export` has printed, from the standard input. Nothing is deleted."""
 
     async def command(mesh: Mesh) -> AppliedSchedules:
-        lines = (await read_stdin()).decode("utf-8", "replace").split("\n")  # texts have other separators
-        return await mesh.import_schedules(lines)
+        try:
+            text = (await read_stdin()).decode()
+        except UnicodeDecodeError as error:
+            raise CommandFailed(f"the standard input is not UTF-8, at byte {error.start}: nothing was stored") from None
+        return await mesh.import_schedules(text.split("\n"))  # texts have other separators
 
     done = run_connected(connect, command)
     if json:
