@@ -364,6 +364,40 @@ def test_queues_that_the_snapshot_leaves_out_count_among_the_others() -> None:
     assert found[f'worqr_tasks_total{{event="finished",queue="{OTHER}"}}'] == 2
 
 
+def finished_in_others(fleet: FleetMetrics, mesh: worqr.MeshInfo) -> float:
+    return scraped(fleet, mesh)[f'worqr_tasks_total{{event="finished",queue="{OTHER}"}}']
+
+
+def test_the_counters_of_the_others_do_not_fall_when_a_queue_leaves_them() -> None:
+    fleet, shown = FleetMetrics(1), queue("shown", 9)
+    assert finished_in_others(fleet, mesh_info(shown, queue("a", finished=100), queue("b", finished=50))) == 150
+    assert finished_in_others(fleet, mesh_info(shown, queue("a", finished=101))) == 151, "b is not in use any more"
+    assert finished_in_others(fleet, mesh_info(shown, queue("a", finished=101), queue("b", finished=52))) == 153
+    assert finished_in_others(fleet, mesh_info(queue("a", 1, finished=104), queue("b", finished=52))) == 153
+    assert finished_in_others(fleet, mesh_info(shown, queue("a", 1, finished=105), queue("b", finished=3))) == 153
+    assert finished_in_others(fleet, mesh_info(shown, queue("a", 1, finished=105), queue("b", finished=5))) == 155
+
+
+def test_queues_that_the_snapshot_names_by_turns_change_no_sum() -> None:
+    fleet, shown = FleetMetrics(1), queue("shown", 9)
+    for named, left_out, total in ((10, 500, 510), (500, 10, 510), (11, 501, 512), (502, 11, 513), (13, 502, 515)):
+        mesh = mesh_info(
+            shown, queue(f"q{named < 100}", finished=named), left_out=1, others=queue("", finished=left_out)
+        )
+        assert finished_in_others(fleet, mesh) == total
+
+
+def test_subscribers_and_runs_that_are_not_shown_do_not_fall() -> None:
+    fleet, subscribed = FleetMetrics(1), dict.fromkeys("ab", 1.0)
+    busy, a, b = queue("busy", 9), queue("a", enqueued=5), queue("b", enqueued=7)
+    delivered = f'worqr_subscriber_events_total{{event="delivered",queue="{OTHER}"}}'
+    ran = f'worqr_runs_total{{outcome="ok",queue="{OTHER}"}}'
+    found = scraped(fleet, mesh_info(busy, a, b), {"a": RAN, "b": RAN}, subscribed)
+    assert (found[delivered], found[ran]) == (12, 12)
+    found = scraped(fleet, mesh_info(busy, a), {"a": RAN}, subscribed)
+    assert (found[delivered], found[ran]) == (12, 12)
+
+
 def test_the_number_of_lines_is_bounded() -> None:
     queues = [queue(f"q{n}", n, **dict.fromkeys(EVENTS, n)) for n in range(1000)]
     subscribed = {info.name: 1.0 for info in queues}

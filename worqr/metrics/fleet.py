@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -405,6 +405,47 @@ class FleetSnapshot:
     limits: Sequence[LimitInfo] = ()
 
 
+REMEMBERED: Final = 10_000
+"""Queues whose last totals are kept, also while no snapshot names them."""
+
+
+class _OtherCounters:
+    """The sums of the counters of the queues that are not shown.
+
+    A queue that comes to them or leaves them changes no sum, only what happens in it meanwhile. A sum that falls would look like
+    a counter that begins again from 0, so Prometheus would count all of it once more.
+    """
+
+    def __init__(self) -> None:
+        self._sums = Counter[str]()
+        self._totals: dict[str, Mapping[str, int]] = {}
+        self._named: frozenset[str] = frozenset()
+        self._left_out: Mapping[str, int] | None = None
+
+    def add(
+        self, totals: Mapping[str, Mapping[str, int]], shown: Collection[str], left_out: Mapping[str, int] | None = None
+    ) -> Mapping[str, int]:
+        """Return the sums, with these totals of queues. `left_out`: the sum of the queues that the snapshot does not name."""
+        came = totals.keys() - self._named if self._left_out is not None else frozenset[str]()
+        if left_out is not None:
+            before = Counter(self._left_out or {})
+            for name in self._named - totals.keys():  # they were left out, so they are in the sum
+                before.update(self._totals.get(name, {}))
+            for name in came:
+                before.subtract(totals[name])
+            self._sums.update({event: max(0, count - before[event]) for event, count in left_out.items()})
+        for name, counts in totals.items():
+            last = counts if name in came else self._totals.pop(name, {})
+            if name not in shown:
+                for event, count in counts.items():  # one that has fallen began anew, or is of an older snapshot
+                    self._sums[event] += max(0, count - last.get(event, 0))
+            self._totals[name] = counts
+        while len(self._totals) > REMEMBERED:
+            del self._totals[next(iter(self._totals))]
+        self._named, self._left_out = frozenset(totals), left_out
+        return self._sums
+
+
 class FleetMetrics:
     """The metrics of one mesh, from scrape to scrape.
 
@@ -415,6 +456,9 @@ class FleetMetrics:
     def __init__(self, max_queues: int) -> None:
         self._max_queues = max_queues
         self._shown: set[str] = set()
+        self._tasks = _OtherCounters()
+        self._runs = _OtherCounters()
+        self._subscribers = _OtherCounters()
 
     def samples(self, snapshot: FleetSnapshot | None) -> Samples:
         """Return the metrics of this snapshot; None: the server does not reply."""
@@ -446,12 +490,14 @@ class FleetMetrics:
                 self._shown.add(info.name)
         others = [info for info in queues if info.name not in self._shown]
         found.add("worqr_queues_not_shown", len(others) + mesh.queues_left_out)
-        others_ran = [runs[info.name] for info in others if info.name in runs]
+        others_ran = self._runs.add({info.name: runs[info.name] for info in queues if info.name in runs}, self._shown)
+        left_out = None if mesh.others is None else mesh.others.counts
+        counts = self._tasks.add({info.name: info.counts for info in queues}, self._shown, left_out)
         if mesh.others is not None:
             others.append(mesh.others)
         for info in queues:
             if info.name in self._shown:
-                _add_queue(found, info.name, [info])
+                _add_queue(found, info.name, [info], info.counts)
                 found.add("worqr_queue_workers", info.workers, info.name)
                 found.add("worqr_queue_paused", info.paused is not None, info.name)
                 found.add("worqr_queue_held_back", info.held_back in {"concurrency", "rate", "lanes"}, info.name)
@@ -465,9 +511,9 @@ class FleetMetrics:
                 if info.name in runs:
                     add_runs(found, info.name, [runs[info.name]])
         if others:
-            _add_queue(found, OTHER, others)
+            _add_queue(found, OTHER, others, counts)
         if others_ran:
-            add_runs(found, OTHER, others_ran)
+            add_runs(found, OTHER, [others_ran])
 
     def _add_topics(self, found: Samples, snapshot: FleetSnapshot) -> None:
         """Add the events. Of the subscribers, those have series whose queues have."""
@@ -477,17 +523,16 @@ class FleetMetrics:
                 found.add("worqr_events_total", publishing.counts.get(name, 0), event)
             pending = publishing.waiting + publishing.scheduled + publishing.running
             found.add("worqr_events_pending", pending)
-        others = Counter[str]()
+        totals: dict[str, Mapping[str, int]] = {}
         for queue, seen in sorted(snapshot.subscribed.items()):
-            counts: Mapping[str, int] = infos[queue].counts if queue in infos else {}
-            events = {"delivered": counts.get("enqueued", 0), "refused": counts.get("refused", 0)}
-            if queue not in self._shown:
-                others.update(events)
-                continue
-            found.add("worqr_subscriber_seen_seconds", seen, queue)
-            for event, number in events.items():
-                found.add("worqr_subscriber_events_total", number, queue, event)
-        for event, number in others.items():
+            if queue in infos:
+                counts = infos[queue].counts
+                totals[queue] = {"delivered": counts.get("enqueued", 0), "refused": counts.get("refused", 0)}
+            if queue in self._shown:
+                found.add("worqr_subscriber_seen_seconds", seen, queue)
+                for event, number in totals[queue].items():
+                    found.add("worqr_subscriber_events_total", number, queue, event)
+        for event, number in self._subscribers.add(totals, self._shown).items():
             found.add("worqr_subscriber_events_total", number, OTHER, event)
 
 
@@ -495,8 +540,8 @@ def _activity(info: QueueInfo) -> tuple[int, int]:
     return info.running + info.waiting + info.scheduled + info.blocked, sum(info.counts.values())
 
 
-def _add_queue(found: Samples, name: str, infos: Sequence[QueueInfo]) -> None:
-    """Add the sums of these queues."""
+def _add_queue(found: Samples, name: str, infos: Sequence[QueueInfo], counts: Mapping[str, int]) -> None:
+    """Add the sums of these queues, and their counters."""
     found.add("worqr_queue_waiting", sum(info.waiting for info in infos), name)
     found.add("worqr_queue_scheduled", sum(info.scheduled for info in infos), name)
     found.add("worqr_queue_suspended", sum(info.suspended for info in infos), name)
@@ -506,10 +551,7 @@ def _add_queue(found: Samples, name: str, infos: Sequence[QueueInfo]) -> None:
     found.add("worqr_queue_running", sum(info.running for info in infos), name)
     found.add("worqr_queue_dead_letters", sum(info.failed for info in infos), name, "failed")
     found.add("worqr_queue_dead_letters", sum(info.undecodable for info in infos), name, "undecodable")
-    counts = Counter[str](dict.fromkeys(EVENTS, 0))
-    for info in infos:
-        counts.update(info.counts)
-    for event, count in counts.items():
+    for event, count in {**dict.fromkeys(EVENTS, 0), **counts}.items():
         found.add("worqr_tasks_total", count, name, event)
 
 
