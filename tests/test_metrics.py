@@ -18,7 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 import worqr
-from tests.peer.tools import Held, until
+from tests.peer.tools import Held, spying, until
 from tests.support.children import ROOT
 from tests.support.http import get
 from tests.support.patience import PATIENCE
@@ -32,7 +32,7 @@ from worqr.hosting.peer_thread import no_health
 from worqr.limits import LimitInfo
 from worqr.link import ServerStats
 from worqr.metrics import peer_collector
-from worqr.metrics.fleet import EVENTS, FLEET, OTHER, PEER, FleetMetrics, FleetSnapshot
+from worqr.metrics.fleet import EVENTS, FLEET, OTHER, PEER, FleetMetrics, FleetReader, FleetSnapshot
 from worqr.metrics.prometheus import exposition, fleet_collector
 from worqr.validation import from_ms
 
@@ -415,6 +415,23 @@ def test_names_of_any_kind_are_labels() -> None:
 def test_a_server_that_is_away_leaves_one_metric() -> None:
     text, _ = exposition(fleet_collector(FleetMetrics(300).samples(None)), "")
     assert values(text.decode()) == {"worqr_up": 0}
+
+
+@pytest.mark.one_server
+@pytest.mark.leaves("*")
+async def test_a_scrape_reads_only_the_limits_that_it_shows(
+    server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    async with mesh.connect():
+        for name in "dbca":
+            async with mesh.limit(worqr.Limit(1, name=name)):
+                pass
+        monkeypatch.setattr("worqr.metrics.fleet.MAX_LIMITS", 2)
+        with spying(server, prefix) as spy:
+            found = await FleetReader(mesh).read()
+            assert spy.calls()["look_at_limit"] == 2
+    assert [limit.name for limit in found.limits] == ["a", "b"]
 
 
 def test_an_outbox_has_its_rows_by_state_and_two_databases_are_added_up() -> None:

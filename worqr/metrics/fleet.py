@@ -328,7 +328,7 @@ class FleetReader:
         more: list[Callable[[], Awaitable[Any]]] = [
             partial(schedules_of, client, survey.rows, survey.now),
             partial(self._runs.read, info.queues),
-            partial(limits_of, client, units),
+            partial(limits_of, client, dict(sorted(units.items())[:MAX_LIMITS])),
         ]
         schedules, runs, limits = await self._together(more)
         return FleetSnapshot(
@@ -341,7 +341,7 @@ class FleetReader:
             runs=runs,
             server=server,
             outboxes=outboxes,
-            limits=limits[:MAX_LIMITS],
+            limits=limits,
             subscribed={each.queue: min(each.patterns.values()) / 1000 for each in subscriptions if each.patterns},
         )
 
