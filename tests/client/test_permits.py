@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from contextlib import closing
 from functools import partial
@@ -248,3 +249,17 @@ async def test_a_recorded_test_needs_no_server(mesh: worqr.Mesh) -> None:
     with recording(mesh):
         async with mesh.limit(ONE), mesh.limit(ONE):
             pass
+
+
+async def test_limits_of_many_customers_are_not_remembered_for_ever(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(permits, "MANY_LIMITS", 3)
+    async with mesh.connect():
+        for customer in range(5):
+            async with mesh.limit(worqr.Limit(1, name=f"customer-{customer}")):
+                pass
+        client = client_of(mesh)
+        gc.collect()
+        assert not client.connections.for_current_loop().permits._lines
+        assert [*client.permits._noted] == ["customer-2", "customer-3", "customer-4"]

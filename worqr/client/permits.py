@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, cast
+from weakref import WeakValueDictionary
 
 from worqr import ops
 from worqr.client.notifications import Notification
@@ -41,6 +42,8 @@ AT_ONCE: Final = 1000
 RETURN_WITHIN: Final = 2.0
 """Seconds that the end of a block waits for the server; then the lease ends by itself."""
 MOST_COST: Final = 1_000_000
+MANY_LIMITS: Final = 10_000
+"""Limits that a program remembers to have noted. One that uses more of them notes them more often."""
 NOTE_EVERY: Final = 3600.0
 """Seconds between two notes that this program uses a limit."""
 
@@ -118,10 +121,10 @@ class PermitLines:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._lines: dict[str, PermitLine] = {}
+        self._lines = WeakValueDictionary[str, PermitLine]()
 
     def line(self, keys: LimitKeys) -> PermitLine:
-        """Return the line of a limit. It is kept: a limit that was waited for once is waited for again."""
+        """Return the line of a limit. It is kept while a call uses it: a program may have a limit for each of its customers."""
         with self._link.driver.entered:
             return self._lines.setdefault(keys.base, PermitLine(self._link, keys))
 
@@ -178,7 +181,10 @@ class HeldPermits:
         """
         if time.monotonic() < self._noted.get(name, 0.0):
             return None
+        self._noted.pop(name, None)
         self._noted[name] = time.monotonic() + NOTE_EVERY
+        if len(self._noted) > MANY_LIMITS:
+            self._noted.pop(next(iter(self._noted)), None)
         return ops.note_limit(RegistryKeys(self._client.settings.prefix), name, unit)
 
     def noted(self, name: str, error: Exception | None) -> None:
