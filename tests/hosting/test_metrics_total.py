@@ -43,6 +43,12 @@ def test_counters_never_fall_when_a_worker_is_renewed() -> None:
     assert "worqr_peer_registrations_total 4.0" in total.text({1: second})
 
 
+def test_the_name_of_a_queue_may_have_a_separator_of_lines() -> None:
+    total, text = MetricsTotal(1), metrics(0, 0.0, {"a\u2028b 1": 10})
+    total.ended(0, text)
+    assert 'queue="a\u2028b 1"} 20.0\n' in total.text({0: text})
+
+
 def test_a_worker_without_metrics_adds_nothing() -> None:
     total = MetricsTotal(1)
     total.ended(0, "")

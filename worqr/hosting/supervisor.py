@@ -268,7 +268,7 @@ class MetricsTotal:
         """Yield (kind, name with labels, value) of each sample of a worker, and note the heads of the metrics."""
         kinds: dict[str, str] = {}
         heads: dict[str, list[str]] = {}
-        for line in text.splitlines():
+        for line in filter(None, text.split("\n")):  # the name of a queue may have other separators of lines
             if line.startswith("#"):
                 metric = line.split(" ", 3)[2]
                 heads.setdefault(metric, []).append(line)
