@@ -768,6 +768,27 @@ async def test_delete_does_not_forget_where_something_was_set_aside(mesh: worqr.
         assert server.client().hgetall(RegistryKeys(mesh.prefix).shards) == {}
 
 
+@pytest.mark.parametrize("lane", [None, "acme"])
+async def test_delete_does_not_forget_where_an_operator_has_to_undo_something(
+    mesh: worqr.Mesh, other: worqr.Mesh, server: Server, lane: str | None
+) -> None:
+    shards = RegistryKeys(mesh.prefix).shards
+    async with mesh.connect():
+        await mesh.queue("hot", shards=FOUR).enqueue(b"x")
+    async with other.connect():
+        hot = other.queue("hot")
+        for do, undo in (
+            (partial(hot.pause, lane=lane), partial(hot.resume, lane=lane)),
+            (partial(hot.set_limit, worqr.Limit(8), lane=lane), partial(hot.clear_limit, lane=lane)),
+        ):
+            await do()
+            await hot.delete()
+            assert server.client().hgetall(shards) == {b"hot": b"4"}, "else only one shard would be resumed"
+            await undo()
+        await hot.delete()
+        assert server.client().hgetall(shards) == {}
+
+
 async def test_a_queue_that_gets_shards_keeps_what_waits(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
     runs = Runs()
     async with mesh.connect():

@@ -514,8 +514,8 @@ class Queue:
         """Delete all tasks and jobs that wait, are scheduled, suspended or blocked.
 
         Running tasks may finish; tasks that are given back afterwards are dropped. The next enqueue creates the queue again.
-        Several shards are deleted one after the other. The number of shards is forgotten if the queue is then empty and no
-        worker serves it. Batches whose home queue this is are cancelled.
+        Several shards are deleted one after the other. The number of shards is forgotten if the queue is then empty, no
+        worker serves it, and no operator has paused or limited it or a lane. Batches whose home queue this is are cancelled.
         """
         shards = await self._client.sharding.shards(self._keys)
         for keys in shards:
@@ -529,7 +529,8 @@ class Queue:
 
     async def _forget_shards(self, shards: tuple[QueueKeys, ...]) -> None:
         keys_of_all = [*shards, *(replace(keys, failures=True) for keys in shards)]
-        info = merge_queue_info(self.name, await ask_each(self._client, keys_of_all, ops.inspect))
+        found = await ask_each(self._client, keys_of_all, ops.inspect)
+        info = merge_queue_info(self.name, found)
         if not (
             info.workers
             or info.running
@@ -538,6 +539,9 @@ class Queue:
             or info.suspended
             or info.failed
             or info.undecodable
+            or info.paused is not None
+            or info.limits_overridden
+            or any(shard.lane_rules for shard in found)
         ):
             await self._client.sharding.forget(self.name)
 
