@@ -46,8 +46,12 @@ from worqr.cli.output import (
     printable,
     show_table,
 )
+from worqr.client.schedules import schedules_of
 from worqr.errors import UsageError, WorqrError
+from worqr.inside import client_of
+from worqr.keys import RegistryKeys
 from worqr.limits import MOST_WEIGHT, Limit, check_limits, describe_limits
+from worqr.ops import page_schedules, survey_schedules
 from worqr.views.tables import (
     EMPTY,
     FAILED,
@@ -82,6 +86,8 @@ LOG_ENTRIES: Final = 200
 """Newest entries of the log that are read."""
 LANES_PER_QUEUE: Final = 1_000
 """Lanes that are read of each queue: those with the most tasks."""
+SCHEDULES_READ: Final = 1_000
+"""Declared schedules that are read, and stored ones."""
 QUEUES_READ: Final = 20
 """Queues of which tasks or lanes are read at once, if none is chosen: those with the most of them."""
 
@@ -150,12 +156,23 @@ async def read_view(mesh: Mesh, view: View, queue: str) -> Reading:
             found = [each for each in await mesh.workers() if not queue or queue in each.queues]
             return Reading(info, [Row(each.id, each) for each in found])
         case View.SCHEDULES:
-            return Reading(info, [Row(each.name, each) for each in await mesh.schedules()])
+            return await _read_schedules(mesh, info)
         case View.LOG:
             entries = [entry for entry in reversed(await mesh.log(LOG_ENTRIES)) if queue in ("", entry.queue)]
             return Reading(info, [Row(entry.id, entry, entry.queue) for entry in entries])
         case _:
             return await _read_queues(mesh, info, view, queue)
+
+
+async def _read_schedules(mesh: Mesh, info: MeshInfo) -> Reading:
+    """Read a page of the declared schedules, and one of those that programs have stored, which may be one for each user."""
+    client, keys = client_of(mesh), RegistryKeys(mesh.prefix)
+    survey = await client.ask(survey_schedules(keys, limit=SCHEDULES_READ))
+    stored, now = await client.ask(page_schedules(keys, "", limit=SCHEDULES_READ))
+    found = sorted(await schedules_of(client, [*survey.rows, *stored], now), key=lambda schedule: schedule.name)
+    left_out = survey.declared + survey.stored - len(found)
+    more = f"{left_out:,} schedules left out: see `worqr schedules --stored PREFIX`" if left_out > 0 else ""
+    return Reading(info, [Row(each.name, each) for each in found], more)
 
 
 async def _read_queues(mesh: Mesh, info: MeshInfo, view: View, queue: str) -> Reading:

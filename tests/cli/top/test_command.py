@@ -23,6 +23,7 @@ from tests.peer.tools import Held, eventually, serving, until
 from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
+from worqr.cli.top import View, read_view
 
 FAILED = ("{mails}:failed", "{mails}:aside*")
 
@@ -362,6 +363,18 @@ def test_in_a_pipe_the_table_is_printed_once(cli: Command, mesh: worqr.Mesh) -> 
     for view in ("running", "workers", "failed", "schedules"):
         assert cli("top", "--view", view, "--json").lines == []
     trio.run(_clear, mesh)
+
+
+@pytest.mark.leaves("*")
+async def test_of_many_stored_schedules_a_page_is_read(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worqr.cli.top.SCHEDULES_READ", 2)
+    mesh.every(3600, mesh.call("report"), name="hourly")
+    async with mesh.join(grace=0):
+        for user in ("a", "b", "c"):
+            await mesh.schedule(f"report/{user}", mesh.call("report"), every=3600)
+        reading = await read_view(mesh, View.SCHEDULES, "")
+    assert [row.key for row in reading.rows] == ["hourly", "report/a", "report/b"]
+    assert reading.more == "1 schedules left out: see `worqr schedules --stored PREFIX`"
 
 
 async def _enqueue(mesh: worqr.Mesh) -> None:
