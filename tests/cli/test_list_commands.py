@@ -272,7 +272,7 @@ def test_of_several_ids_none_is_evicted_if_one_is_wrong(cli: Command, server: Se
             1,
             "",
             "worqr: 'shop:ab' is ambiguous: 2 worker ids begin with it (shop:ab12, shop:ab34); "
-            "type more characters. No worker was evicted\n",
+            "type more characters. Nothing was done\n",
         )
         wrong = cli("workers", "evict", "shop:cd", "shop:ef")
         assert (wrong.code, wrong.out) == (1, "")

@@ -397,7 +397,7 @@ def test_a_worker_is_evicted_by_its_short_id(cli: Command, server: Server, prefi
         assert (wrong.code, wrong.out) == (1, "")
         assert wrong.err == (
             f"worqr: 'ab12cd3' is ambiguous: 2 worker ids begin with it ({one}, {two}); "
-            "type more characters. No worker was evicted\n"
+            "type more characters. Nothing was done\n"
         )
         unknown = cli("workers", "evict", "0123abcd")
         assert unknown.code == 1

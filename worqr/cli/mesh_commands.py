@@ -164,7 +164,7 @@ def match_worker_id(word: str, known: Sequence[str]) -> str:
         more = ", ..." if len(found) > 5 else ""
         raise CommandFailed(
             f"{word!r} is ambiguous: {len(found)} worker ids begin with it ({', '.join(found[:5])}{more}); "
-            "type more characters. No worker was evicted"
+            "type more characters. Nothing was done"
         )
     return found[0] if found else word
 
