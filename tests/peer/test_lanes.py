@@ -228,6 +228,26 @@ async def test_a_lane_is_cancelled_and_its_runs_end(new_mesh: NewMesh) -> None:
         assert await q.lanes() == []
 
 
+@pytest.mark.leaves("{Q1}:lanes:rules")
+async def test_one_lane_of_more_than_are_listed_is_found(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worqr.client.queue.MOST_LANES", 0)  # no page
+    async with mesh.connect():
+        q = mesh.queue("Q1")
+        for lane in ("a", "b"):
+            await q.dispatch(b"x", lane=lane)
+        for lane, change in (("c", q.pause), ("d", partial(q.set_limit, worqr.Limit(3)))):
+            await change(lane=lane)
+        await q.set_weight("e", 2)
+        assert await q.lanes() == []
+        found = {lane: await q.lanes(lane=lane) for lane in "abcdef"}
+        assert {lane: [each.name for each in some] for lane, some in found.items()} == {
+            **{lane: [lane] for lane in "abcde"},
+            "f": [],
+        }
+        assert (found["b"][0].waiting, found["c"][0].paused, found["e"][0].weight) == (1, "", 2)
+        await q.delete()
+
+
 async def test_in_several_shards_a_lane_is_in_one(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
     async with mesh.connect():

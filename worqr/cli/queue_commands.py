@@ -275,8 +275,7 @@ def lanes(
         if lane is not None and cancel:
             count = await target.cancel_lane(lane)
             done = f"Cancelled {count.waiting + count.running:,} jobs of lane {escape(lane)}"
-        found = await target.lanes(limit=10_000 if lane is not None else limit)
-        return [each for each in found if lane in {None, each.name}], done, hint
+        return await target.lanes(limit=limit, lane=lane), done, hint
 
     found, done, hint = run_connected(connect, command)
     if done and not json:
@@ -318,12 +317,12 @@ def limit(
             await target.set_limit(*limits, lane=lane)
         elif clear:
             await target.clear_limit(lane=lane)
-        return await target.info(), [] if lane is None else await target.lanes(limit=10_000), hint
+        return await target.info(), [] if lane is None else await target.lanes(lane=lane), hint
 
     info, lanes, hint = run_connected(connect, command)
     facts, text = _limit_facts(info), what_may_start(info)
     if lane is not None:
-        found = next((each for each in lanes if each.name == lane), None)
+        found = next(iter(lanes), None)
         facts = {"lane": lane, "limits": [] if found is None else [asdict(each) for each in found.limits]}
         text = "the lane has no tasks" if found is None else describe_limits(found.limits)
     if json:

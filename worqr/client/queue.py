@@ -651,17 +651,21 @@ class Queue:
         await ask_each(self._client, shards, lambda keys: ops.set_limits(keys, DECLARES_NOTHING))
         await self._client.note("limit_cleared", queue=self.name)
 
-    async def lanes(self, *, limit: int = 100) -> list[LaneInfo]:
+    async def lanes(self, *, limit: int = 100, lane: str | None = None) -> list[LaneInfo]:
         """Return the lanes that have tasks, or are paused or set by an operator; those with the most tasks first.
 
         Args:
             limit: At most this many. They are the first of up to 10,000 lanes by name.
+            lane: Only the lane of this name, of any number of lanes.
 
         Raises:
-            UsageError: `limit` is not a whole number, at least 1.
+            UsageError: `limit` is not a whole number, at least 1; or `lane` is not valid.
         """
         check_count(limit, "limit")
         found: list[LaneInfo] = []
+        if lane is not None:
+            keys = await self._lane_keys(lane)
+            return [*map(_lane_info, (await self._client.ask(ops.list_lanes(keys, only=lane)))[0])]
         for keys in await self._client.sharding.shards(self._keys):
             after, more = "", True
             while more and len(found) < MOST_LANES:

@@ -732,13 +732,14 @@ end
 -- or have rules of an operator, at most as many as a page has.
 -- ARGV[1] after name of the last lane of the page before, empty for the first page
 -- ARGV[2] limit lanes
+-- ARGV[3] only this lane, if it is one of those; empty: all
 -- RETURNS ok lane... | more lane...; a lane is name, waiting, running, weight, limits (text), paused (false or the
 --   reason), opens_in (ms until time lets it start, -1: not known), held (1: none of its tasks may start now)
 -- RESEND safe: it only reads
 -- FLAGS no-writes
 local function list_lanes()
   local queue = KEYS[1]
-  local after, limit = ARGV[1], tonumber(ARGV[2])
+  local after, limit, only = ARGV[1], tonumber(ARGV[2]), ARGV[3]
   local names, running, rules = queue .. ':lanes:names', queue .. ':lanes:running', queue .. ':lanes:rules'
 
   local reply, now = {'ok'}, now_ms()
@@ -753,6 +754,16 @@ local function list_lanes()
       of.limits, paused, opens_at and math.max(0, opens_at - now) or -1, room == 0 and 1 or 0}
   end
 
+  if only ~= '' then
+    local found = own(redis.pcall('ZSCORE', names, only)) or own(redis.pcall('HEXISTS', running, only)) == 1
+    for _, setting in ipairs({'weight', 'limit', 'pause'}) do
+      found = found or own(redis.pcall('HEXISTS', rules, setting .. ':' .. only)) == 1
+    end
+    if found then
+      list(only)
+    end
+    return reply
+  end
   if after == '' then
     local listed, others = {}, own(redis.pcall('HKEYS', running)) or {}
     for _, field in ipairs(own(redis.pcall('HKEYS', rules)) or {}) do

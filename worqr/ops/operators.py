@@ -140,8 +140,10 @@ class LaneRow:
     held: bool
 
 
-def list_lanes(keys: QueueKeys, after: str = "", limit: int = MAX_ITEMS) -> Command[tuple[list[LaneRow], bool]]:
-    """Return one page of the lanes that come after the name `after`, and whether there are more.
+def list_lanes(
+    keys: QueueKeys, after: str = "", limit: int = MAX_ITEMS, *, only: str = ""
+) -> Command[tuple[list[LaneRow], bool]]:
+    """Return one page of the lanes that come after the name `after`, and whether there are more; or `only` one lane.
 
     The first page also has lanes without tasks that run some, are paused, or have rules of an operator.
     """
@@ -156,7 +158,7 @@ def list_lanes(keys: QueueKeys, after: str = "", limit: int = MAX_ITEMS) -> Comm
             rows.append(LaneRow(exact(name), *counted, text(limits), why, opens, bool(held)))
         return rows, more
 
-    return new_call("list_lanes", keys.base, (after, limit), read)
+    return new_call("list_lanes", keys.base, (after, limit, only), read)
 
 
 def set_lane(
