@@ -10,12 +10,13 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from fcntl import ioctl
 from functools import partial
 from io import StringIO
 from operator import itemgetter
 from termios import TIOCSWINSZ
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import trio
@@ -328,6 +329,27 @@ def test_new_entries_of_the_log_are_followed_until_ctrl_c(
         assert process.wait(PATIENCE) == 0
         assert process.stdout.read() == ""
     desk.wipe()
+
+
+@pytest.mark.one_server
+def test_the_log_is_followed_through_an_outage(own_server: Server, environment: dict[str, str], prefix: str) -> None:
+    desk = Desk(own_server.client(), prefix)
+    desk.call(ops.note_event(desk.g, "first"))
+    own = {**environment, "WORQR_URL": own_server.url, "WORQR_PREFIX": prefix, "WORQR_PATIENCE": "3s"}
+    command = [sys.executable, "-m", "worqr", "log", "--follow", "--json"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env=own, text=True, **pipes) as process, ExitStack() as stack:
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert '"kind":"first"' in process.stdout.readline()
+        own_server.kill()
+        assert process.stderr.readline().endswith("; trying again\n")
+        own_server.start()
+        own_server.client().xadd(desk.g.log, {"kind": "later"})
+        assert '"kind":"later"' in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
 
 
 WIDE = 100 * "w"

@@ -234,18 +234,33 @@ def log(
         found = await mesh.log(MOST_ENTRIES if kind or queue or follow else limit)
         last = found[-1].id if found else "0"
         _print_log([entry for entry in found if wanted(entry)][-limit:], json=json, header=True)
-        while follow:
-            sys.stdout.flush()
-            await trio.sleep(FOLLOW_EVERY)
-            if new := await mesh.log(MOST_ENTRIES, after=last):
-                last = new[-1].id
-                _print_log(list(filter(wanted, new)), json=json, header=False)
+        if follow:
+            await _follow(mesh, last, lambda new: _print_log(list(filter(wanted, new)), json=json, header=False))
 
     try:
         run_connected(connect, command)
     except KeyboardInterrupt:
         if not follow:
             raise
+
+
+async def _follow(mesh: Mesh, last: str, show: Callable[[Sequence[LogEntry]], None]) -> None:
+    """Show new entries for ever, also after an outage of the server."""
+    away = False
+    while True:
+        sys.stdout.flush()
+        await trio.sleep(FOLLOW_EVERY)
+        try:
+            new = await mesh.log(MOST_ENTRIES, after=last)
+        except Unavailable as error:
+            if not away:
+                print_error(f"{error}; trying again")
+            away = True
+            continue
+        away = False
+        if new:
+            last = new[-1].id
+            show(new)
 
 
 def _print_log(entries: Sequence[LogEntry], *, json: bool, header: bool) -> None:
