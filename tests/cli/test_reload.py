@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.cli.conftest import Command
 from tests.peer.tools import eventually, until
 from tests.support.children import ROOT, Child
 from tests.support.servers import Server
-from worqr.cli.run import describe_change, scan
+from worqr.cli.run import command_without_reload, describe_change, scan
 
 LONG = 30.0
 
@@ -59,6 +60,12 @@ def supervisor(spawn: Callable[..., Child], app: trio.Path, server: Server, pref
 
 def starts(child: Child) -> int:
     return child.errors.count("start: worqr")
+
+
+@pytest.mark.parametrize("word", ["--reload", "--reload=true", "--reload=1"])
+def test_the_child_does_not_reload_again(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "worqr", "run", "app:mesh", word, "--threads=2"])
+    assert command_without_reload() == [sys.executable, "-m", "worqr", "run", "app:mesh", "--threads=2"]
 
 
 async def test_a_change_starts_the_peer_again(supervisor: Child, app: trio.Path, mesh: worqr.Mesh) -> None:

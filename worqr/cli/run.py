@@ -360,7 +360,7 @@ def describe_change(before: Snapshot, now: Snapshot) -> str:
 
 def command_without_reload() -> list[str]:
     """Return the command line of this process, without `--reload`, for the child."""
-    return [sys.executable, *(word for word in sys.orig_argv[1:] if word != "--reload")]
+    return [sys.executable, *(word for word in sys.orig_argv[1:] if word.partition("=")[0] != "--reload")]
 
 
 logger: logging.Logger = logging.getLogger(__name__)
