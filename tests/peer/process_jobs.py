@@ -300,6 +300,10 @@ def fork_and_go_on(task: bytes) -> int:
     return os.getpid()
 
 
+def arguments(task: bytes) -> list[object]:
+    return [sys.argv[-1], len(sys.argv), sys.path]
+
+
 def eat_memory(task: bytes) -> int:
     return len(bytearray(int(task)))
 

@@ -159,6 +159,13 @@ def test_only_an_import_in_a_worker_process_is_refused(monkeypatch: pytest.Monke
     refuse_while_importing("join()")
 
 
+async def test_a_process_gets_many_arguments_and_a_path_that_python_ignores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["convert.py", *(f"picture-{number}.png" for number in range(20_000))])
+    monkeypatch.setattr(sys, "path", [Path("/ignored"), *sys.path, ""])
+    async with open_pool(1) as pool:
+        assert value(await pool.run(jobs.arguments)) == [sys.argv[-1], len(sys.argv), [*sys.path[1:]]]
+
+
 # Scripts
 
 SCRIPT = """

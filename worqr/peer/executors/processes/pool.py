@@ -9,7 +9,6 @@ another worker. A process that ends by itself during a run counts as a stall of 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -155,7 +154,8 @@ def _write(data: bytes) -> None:
 logger: logging.Logger = logging.getLogger(__name__)
 
 PROGRAM: Final = (
-    "import json, sys; sys.path[:], argv = json.loads(sys.argv.pop()); "
+    "import sys; end = 5 + int(sys.argv[4]); "
+    "sys.path[:], argv, sys.argv[4:] = sys.argv[5:end], sys.argv[end:], []; "
     "from worqr.peer.executors.processes.worker_main import main; main(argv)"
 )
 RECEIVED: Final = 256 * 1024
@@ -448,8 +448,10 @@ def _command(channel: int, lifeline: int) -> list[str]:
     if not executable:
         raise UsageError("this Python does not know its own program: tell it by multiprocessing.set_executable(...)")
     flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
-    inherited = json.dumps([sys.path, sys.argv])
-    return [os.fsdecode(executable), *flags, "-c", PROGRAM, *map(str, (os.getpid(), channel, lifeline)), inherited]
+    path = [entry for entry in sys.path if isinstance(entry, str)]  # pyright: ignore[reportUnnecessaryIsInstance]
+    numbers = map(str, (os.getpid(), channel, lifeline, len(path)))
+    # each word by itself: the system limits the length of one
+    return [os.fsdecode(executable), *flags, "-c", PROGRAM, *numbers, *path, *map(str, sys.argv)]
 
 
 def _is_open(fd: int) -> bool:
