@@ -220,6 +220,13 @@ async def test_a_fork_that_goes_on_answers_nothing_and_leaves_no_lifespan(
     assert log.read_text().splitlines() == [f"entered {pid}", f"left {pid}"]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+async def test_a_fork_that_reports_is_told_who_can() -> None:
+    async with open_pool(1) as pool:
+        for what in ("progress", "cost"):
+            assert "in the process itself" in value(await pool.run(jobs.report_in_fork, what.encode()))
+
+
 async def test_signals_for_all_of_a_service_are_not_for_them_but_for_what_they_start() -> None:
     async with open_pool(1) as pool:
         ended = value(await pool.run(jobs.shrug_off))

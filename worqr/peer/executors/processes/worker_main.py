@@ -90,6 +90,16 @@ class Pipe:
         self._connection = connection
         self._reader = connection.makefile("rb")
         self._sending = threading.Lock()
+        self._pid = os.getpid()
+
+    def check_no_fork(self, what: str) -> None:
+        """Check that this is no fork, which has no pipe. `what`: what it cannot do.
+
+        Raises:
+            UsageError: it is one.
+        """
+        if os.getpid() != self._pid:
+            raise UsageError(f"a fork of the process that runs the task cannot {what}: {what} in the process itself")
 
     def receive(self) -> Request | None:
         """Return the next request; None if there are no more."""
@@ -134,6 +144,7 @@ class ChildProgress:
 
     def report(self, run: Run[Any], done: float | None, message: str, value: bytes = b"") -> None:
         """Send the progress of a run, now or later. From any thread. A value that was not sent yet stays."""
+        self._pipe.check_no_fork("report progress")
         with self._changed:
             if not any(run is each for each in self._running):
                 return
@@ -179,7 +190,6 @@ class ChildSaves:
         self._pipe = pipe
         self._lock = threading.Lock()
         self._running: Sequence[Run[Any]] = ()
-        self._pid = os.getpid()
 
     def begin(self, claimed: Sequence[Run[Any]]) -> None:
         """Permit the saves of these claims from now on. Threads of earlier runs may still exist."""
@@ -213,8 +223,10 @@ class ChildSaves:
 
     def _ask(self, run: Run[Any], frame: Saving | Starting) -> SaveReply | Exception:
         """Return the reply of the parent, or the error that it has told."""
-        if os.getpid() != self._pid:
-            return UsageError("a fork of the process that runs the task cannot save: save in the process itself")
+        try:
+            self._pipe.check_no_fork("save" if isinstance(frame, Saving) else "start jobs")
+        except UsageError as error:
+            return error
         with self._lock:
             if not any(run is each for each in self._running):
                 return ClaimLost("the run has ended, so nothing more is saved for it: save before the function returns")
@@ -261,11 +273,13 @@ class ProcessHost:
     def extend(self, run: Run[Any], seconds: float) -> None:
         """Request more time from the parent. From any thread. A run without a timeout stays without one."""
         if run.timer is not None:
+            self._pipe.check_no_fork("extend its deadline")
             run.timer.move_to(time.monotonic() + seconds)
             self._pipe.send(Extended(seconds))
 
     def note_cost(self, run: Run[Any], used: int) -> None:
         """Tell the parent what a run has used of limits. From any thread."""
+        self._pipe.check_no_fork("set its cost")
         self._pipe.send(Used(used))
 
 
