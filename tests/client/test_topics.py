@@ -137,6 +137,34 @@ async def test_a_handler_with_a_new_name_gets_each_event_once(new_mesh: NewMesh)
         await come(lambda: got, [7])
 
 
+async def test_an_event_that_waits_for_a_full_queue_comes_though_its_handler_has_a_new_name(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "REDELIVER_AFTER", 0.1)
+    monkeypatch.setattr(topics, "LEAST_PAUSE", 0.1)
+    old, other, new = new_mesh(), new_mesh(), new_mesh()
+    got: list[int] = []
+
+    @old.on("order.paid", name="shop.receipt", max_length=1)
+    async def receipt(order: int) -> None: ...
+
+    @other.on("order.sent", name="shop.other")
+    async def another(order: int) -> None: ...
+
+    @new.on("order.paid", name="shop.send_receipt", aliases=["shop.receipt"])
+    async def send_receipt(order: int) -> None:
+        got.append(order)
+
+    async with old.join(only=["shop.receipt"], grace=0):
+        await old.queue("shop.receipt").pause()
+    async with other.connect():
+        for number in (1, 2):
+            assert (await other.publish("order.paid", number)).to == ("shop.receipt",)
+    async with new.join(only=["shop.send_receipt"]), other.join():
+        await new.queue("shop.receipt").resume()
+        await come(lambda: sorted(got), [1, 2])
+
+
 async def test_an_event_for_nobody_stores_nothing_and_the_server_is_asked_before_that_is_said(
     new_mesh: NewMesh,
     server: Server,

@@ -145,6 +145,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     max_length: int | None = None
     done: str = ""
     tags: str = ""
+    aliases: tuple[str, ...] = ()
 
     def options(self) -> dict[str, object]:
         """Return the encoded options of each job."""
@@ -154,11 +155,10 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """What a handler is subscribed to. The queues of its `aliases`, which it serves too, are not: it would get events twice."""
+    """What a handler is subscribed to. The queues of its aliases, which it serves too, are not: it would get events twice."""
 
     patterns: tuple[str, ...]
     facts: Facts
-    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +221,11 @@ class TopicDirectory:
         return {queue: facts[queue] for queue in sorted(patterns.match(topic))}
 
     async def all_queues(self) -> dict[str, Facts]:
-        """Return all queues that are subscribed to anything, as the server has them now."""
-        return (await self._read())[1]
+        """Return all queues that are subscribed to anything, as the server has them now, and those of their older names, which
+        events of before the new name may still have to reach.
+        """
+        _, facts, _ = await self._read()
+        return {alias: each for each in facts.values() for alias in each.aliases} | facts
 
     async def _read(self) -> tuple[float, dict[str, Facts], _Patterns]:
         started = time.monotonic()

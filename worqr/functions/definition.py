@@ -129,8 +129,9 @@ class FunctionDefinition:
         codec, app = self.codec, "" if self.client is None else self.client.settings.app
         parameter = "" if codec.payload_is_argument else codec.parameters[0].name
         done = "" if options.keep is None else encode_keep(options.keep)
-        facts = Facts(app, parameter, options.max_length, done, encode_tags(tags, "tags") if tags else "")
-        return Subscribed(self.patterns, facts, self.aliases)
+        encoded = encode_tags(tags, "tags") if tags else ""
+        facts = Facts(app, parameter, options.max_length, done, encoded, self.aliases)
+        return Subscribed(self.patterns, facts)
 
     def rename(self, name: str, aliases: tuple[str, ...]) -> None:
         """Rename the function, because its registry was included with a prefix."""

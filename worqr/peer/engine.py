@@ -85,7 +85,7 @@ class SubscriptionDeclarer:
                     for queue, each in new.items()
                 ]
             )
-            former = {alias for each in new.values() for alias in each.aliases} - wanted.keys()
+            former = {alias for each in new.values() for alias in each.facts.aliases} - wanted.keys()
             await self._link.call_all([ops.drop_topics(self._keys, alias) for alias in sorted(former)])
         if not self._stored:
             self._stored_as, self._renew_at = known_by, now + REDECLARE
