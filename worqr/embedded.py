@@ -35,19 +35,20 @@ from worqr.errors import Unavailable, UsageError
 from worqr.link import driver_here
 from worqr.log_events import emit
 
-# A mesh that a test has moved to another server, as worker processes of that test see it.
+# A mesh that a test, or `worqr run --url --prefix`, has moved to another server, as worker processes see it.
 #
-# A worker process imports the application's module again, so its `Mesh` would use the server of the application. While a test
-# moves a mesh, its worker processes get a `Relocation`. Each mesh that they make for the old server then uses the new one.
+# A worker process imports the application's module again, so its `Mesh` would use the server of the application. While a mesh is
+# moved, its worker processes get a `Relocation`. Each mesh that they make for the old server then uses the new one.
 
 
 class Relocation(msgspec.Struct, array_like=True, frozen=True):
-    """From a server and prefix, as a `Mesh` was given them, to those of a test."""
+    """From a server and prefix, as a `Mesh` was given them, to others. `keeps_credentials`: it logs in there as the code says."""
 
     from_url: str | None
     from_prefix: str
-    url: str
+    url: str | None
     prefix: str
+    keeps_credentials: bool = False
 
 
 _present: list[Relocation] = []
@@ -58,12 +59,9 @@ def relocate(relocation: Relocation | None) -> None:
     _present[:] = [] if relocation is None else [relocation]
 
 
-def relocated(url: str | None, prefix: str) -> tuple[str, str] | None:
-    """Return the server and prefix that a mesh for these two uses instead; None: these two."""
-    for each in _present:
-        if (each.from_url, each.from_prefix) == (url, prefix):
-            return each.url, each.prefix
-    return None
+def relocated(url: str | None, prefix: str) -> Relocation | None:
+    """Return where a mesh for this server and prefix is moved to; None: it is not."""
+    return next((each for each in _present if (each.from_url, each.from_prefix) == (url, prefix)), None)
 
 
 logger: logging.Logger = logging.getLogger(__name__)

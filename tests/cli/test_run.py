@@ -299,6 +299,29 @@ async def test_the_mesh_may_be_the_only_one_of_its_module(
     assert await peer.ended(LONG) == 0
 
 
+PROCESS_APP = """
+import worqr
+mesh = worqr.Mesh("redis://nowhere.invalid", prefix="written", credentials=lambda: ("default", "any"), patience={patience})
+
+@mesh.task(runs_in="process")
+def where() -> None:
+    print(mesh.url, mesh.prefix, mesh.credentials is not None, flush=True)
+"""
+
+
+async def test_its_processes_use_the_server_and_prefix_of_the_command_line(
+    spawn: Callable[..., Child], connected: worqr.Mesh, server: Server, prefix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "moved.py").write_text(PROCESS_APP.format(patience=LONG))
+    code = f"import os; os.chdir({str(tmp_path)!r})\n{RUN}"
+    peer = spawn(code, "moved:mesh", "--url", server.url, "--prefix", prefix)
+    await started(peer)
+    await connected.queue("moved.where").enqueue(b"{}")
+    assert await peer.line(LONG) == f"{server.url} {prefix} True"
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0
+
+
 @pytest.mark.leaves("*:failed", "*:aside*")
 async def test_every_line_of_the_log_is_an_object(run: Run, connected: worqr.Mesh, prefix: str) -> None:
     peer = await run("--log-json")

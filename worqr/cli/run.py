@@ -27,6 +27,7 @@ from worqr.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandFailed, Inval
 from worqr.cli.options import duration_option, flag, parse_duration, parse_size
 from worqr.cli.output import print_error
 from worqr.client.client import EMBEDDED, url_or_default
+from worqr.embedded import Relocation
 from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.hosting.logs import Level, set_up_logging
 from worqr.hosting.service import EXIT_AFTER, Service, exit_after, refuse_run
@@ -40,7 +41,7 @@ from worqr.hosting.supervisor import (
     parent_of_this_process,
 )
 from worqr.http_server import BindAddress, HttpReply, HttpRequest
-from worqr.inside import declarations_of, peers_of, set_server
+from worqr.inside import client_of, declarations_of, peers_of, set_server
 from worqr.keys import check_name
 from worqr.log_events import emit
 from worqr.peer.options import GRACE, Only
@@ -644,7 +645,10 @@ class _Program:
             os.environ["WORQR_URL"] = self._url  # for the processes that the worker starts
         url = mesh.url if self._url is None else self._url
         prefix = mesh.prefix if self._prefix is None else check_name(self._prefix, "prefix")
+        moved = Relocation(mesh.url, mesh.prefix, url, prefix, keeps_credentials=True)
         set_server(mesh, url=url, prefix=prefix, credentials=mesh.credentials)
+        if (url, prefix) != (moved.from_url, moved.from_prefix):
+            client_of(mesh).relocation = moved
 
     def _check_queues(self, mesh: Mesh[Any]) -> None:
         """Raise an error if a name matches nothing; ``join`` would name its own option instead."""

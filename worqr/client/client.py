@@ -316,7 +316,8 @@ class ClientSettings:
         self.credentials = checked_credentials(credentials, self.url)
         self.prefix = check_name(prefix, "prefix")
         if (moved := relocated(self.url, self.prefix)) is not None:
-            (self.url, self.prefix), self.credentials = moved, None
+            self.url, self.prefix = moved.url, moved.prefix
+            self.credentials = self.credentials if moved.keeps_credentials else None
         self.app = check_text(app, "app")
         self.patience = _checked_patience(patience)
         self.keepalive = None if keepalive is None else _checked_keepalive(keepalive)
@@ -912,7 +913,7 @@ class Client:
         topics: what queues are subscribed to.
         permits: the permits of named limits that this program holds.
         observer: a test's callback for each run that did not return normally, with its context and error; else None.
-        relocation: where a test has moved the mesh to; else None.
+        relocation: where a test, or the command line, has moved the mesh to; else None.
     """
 
     def __init__(self, settings: ClientSettings, slot_watch: Callable[[str], SlotWatch]) -> None:
