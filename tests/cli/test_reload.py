@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from tests.cli.conftest import Command
 from tests.peer.tools import eventually, until
 from tests.support.children import ROOT, Child
 from tests.support.servers import Server
-from worqr.cli.run import command_without_reload, describe_change, scan
+from worqr.cli import run
+from worqr.cli.run import CHANNEL, command_without_reload, describe_change, scan, supervise
 
 LONG = 30.0
 
@@ -66,6 +68,22 @@ def starts(child: Child) -> int:
 def test_the_child_does_not_reload_again(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "worqr", "run", "app:mesh", word, "--threads=2"])
     assert command_without_reload() == [sys.executable, "-m", "worqr", "run", "app:mesh", "--threads=2"]
+
+
+def test_a_signal_counts_also_while_files_change_all_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    looks = count()
+
+    def changing(_folder: Path) -> run.Snapshot:
+        number = next(looks)
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert number < 9
+        return {"generated.py": (number, 1)}
+
+    monkeypatch.setattr(run, "scan", changing)
+    monkeypatch.setattr(run, "POLL_EVERY", 0.01)
+    command = [sys.executable, "-c", f"import os; os.read(int(os.environ[{CHANNEL!r}]), 1)"]
+    assert supervise(command, tmp_path) == 0
 
 
 async def test_a_change_starts_the_peer_again(supervisor: Child, app: trio.Path, mesh: worqr.Mesh) -> None:

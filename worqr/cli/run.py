@@ -265,6 +265,8 @@ class _Supervisor:
             if self._urgency or (now := scan(self._folder)) == known:
                 continue
             now = self._wait_unchanged(now)
+            if self._urgency:
+                continue
             print_error(f"{describe_change(known, now)} changed; restarting")
             known = now
             self._stop_child()
@@ -273,11 +275,11 @@ class _Supervisor:
             self._start()
 
     def _wait_unchanged(self, now: Snapshot) -> Snapshot:
-        """Return the files as soon as two checks in a row find the same."""
+        """Return the files as soon as two checks in a row find the same, or a signal comes."""
         while True:
             time.sleep(POLL_EVERY)
             before, now = now, scan(self._folder)
-            if now == before:
+            if now == before or self._urgency:
                 return now
 
     def _start(self) -> None:
