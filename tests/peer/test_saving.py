@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -485,6 +486,24 @@ async def test_a_thread_that_a_process_left_behind_saves_nothing_for_the_next_ru
         text = await (await mesh.queue("Q2").dispatch(b"t")).result(PATIENCE)
         assert "the run has ended" in str(text)
         nursery.cancel_scope.cancel()
+
+
+def save_in_fork() -> str:
+    """What a fork is told that saves in place of its process."""
+    try:
+        worqr.current().save_now(b"x")
+    except worqr.UsageError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+async def test_a_fork_of_a_worker_is_told_that_it_cannot_save(mesh: worqr.Mesh) -> None:
+    def fork(_: bytes) -> str:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            return pool.apply_async(save_in_fork).get(PATIENCE)
+
+    assert "a fork of the worker cannot save" in await result_of(mesh, fork)
 
 
 async def test_a_process_is_told_that_it_saves_too_much(mesh: worqr.Mesh) -> None:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from trio_util import RepeatedEvent
 
-from worqr import ops
+from worqr import child_processes, ops
 from worqr.codecs import StoredValues, WrongKey
 from worqr.errors import ClaimLost, UsageError
 from worqr.keys import QueueKeys
@@ -56,6 +57,7 @@ class RunReports:
         self._redacts = redacts
         self._token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()
+        self._forks = child_processes.forks
         self._reported = RepeatedEvent()
 
     @property
@@ -79,14 +81,20 @@ class RunReports:
         except UsageError as error:
             done.set_exception(error)
             return done
-        if self._in_loop:
-            self._send_save(run, save, done)
+        self._do(partial(self._send_save, run, save, done), done)
+        return done
+
+    def _do(self, send: Callable[[], None], done: Future[Any]) -> None:
+        """Call `send` in the loop, or note in `done` why that cannot be: a fork of this process has no loop, for instance."""
+        if child_processes.forks != self._forks:
+            done.set_exception(UsageError("a fork of the worker cannot save: save in the process of the handler itself"))
+        elif self._in_loop:
+            send()
         else:
             try:
-                self._token.run_sync_soon(self._send_save, run, save, done)
+                self._token.run_sync_soon(send)
             except trio.RunFinishedError:
                 done.set_exception(ClaimLost(LOST))
-        return done
 
     def _as_stored(self, save: Save) -> Save:
         """Return what a run saves as the mesh stores it. Raises UsageError if its codec cannot encode it."""
@@ -138,13 +146,7 @@ class RunReports:
             call = ops.note_children(run.host.keys, run.registration.worker, run.fence, children)
             self._link.post(call, replied, owner=run.registration)
 
-        if self._in_loop:
-            send()
-        else:
-            try:
-                self._token.run_sync_soon(send)
-            except trio.RunFinishedError:
-                done.set_exception(ClaimLost(LOST))
+        self._do(send, done)
         return done
 
     def _opened(self, noted: NotedChildren, children: Sequence[Child]) -> NotedChildren:
