@@ -318,6 +318,8 @@ async def test_passwords(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (await ask(app, "/nothing", headers=basic(name, password))).status_code == 401
     for wrong in ("Basic !!!", "Basic", "Bearer x", "Basic " + base64.b64encode(b"\xff:x").decode()):
         assert (await ask(app, "/nothing", headers={"authorization": wrong})).status_code == 401
+    beyond_ascii = {b"authorization": "Basic é".encode()}
+    assert (await ask(app, "/nothing", headers=beyond_ascii)).status_code == 401
     for _ in range(2):
         assert (await ask(app, "/nothing", headers=basic("ada", PASSWORD))).status_code == 404
     form = {"method": "POST", "data": {"queue": "q"}, "headers": {**basic("ada", PASSWORD), "origin": HERE}}
@@ -472,6 +474,7 @@ def test_password_files(line: str) -> None:
         "ada:secret",
         f"{line}\n{line}",
         "ada:scrypt$x$y",
+        "ada:scrypt$é$y",
         ":" + line.partition(":")[2],
     ):
         with pytest.raises(UsageError, match="password file"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import ipaddress
@@ -366,7 +365,7 @@ def read_passwords(text: str) -> dict[str, str]:
 def _is_base64(text: str) -> bool:
     try:
         return len(base64.b64decode(text, validate=True)) >= 16
-    except binascii.Error:
+    except ValueError:
         return False
 
 
@@ -374,7 +373,7 @@ def _basic(scope: Scope) -> tuple[str, str] | None:
     try:
         kind, _, rest = (header(scope, b"authorization") or "").partition(" ")
         name, colon, password = base64.b64decode(rest, validate=True).decode("utf-8").partition(":")
-    except (Refused, binascii.Error, UnicodeDecodeError):
+    except (Refused, ValueError):
         return None
     return (name, password) if kind.lower() == "basic" and colon else None
 
