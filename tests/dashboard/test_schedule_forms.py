@@ -86,6 +86,8 @@ async def test_a_schedule_is_checked_stored_changed_and_deleted(
         ({"until": "soon"}, "The last time must be as in 2031-05-01T12:00"),
         ({"until": "2031-05-01T12:00", "timezone": "nowhere"}, "The last time must be"),
         ({"times": "0"}, "times must be"),
+        ({"times": "inf"}, "The number of runs must be whole"),
+        ({"times": "2.5"}, "The number of runs must be whole"),
         ({"misfire": "x"}, "misfire must be"),
         ({"arg.tenant": "acme", "arg.pages": "many"}, "must be JSON"),
     ],

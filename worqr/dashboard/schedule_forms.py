@@ -150,7 +150,7 @@ def _options(given: Mapping[str, str], *, editing: bool) -> StoredScheduleOption
         if given[name]:
             found[name] = int(given[name]) if given[name].isdecimal() else given[name]
     if given["times"]:
-        found["times"] = round(_number(given["times"], "The number of runs"))
+        found["times"] = _times(given["times"])
     if given["until"]:
         found["until"] = _until(given["until"], zone if cron else "UTC")
     return cast("StoredScheduleOptions", found)
@@ -161,6 +161,13 @@ def _number(text: str, what: str) -> float:
         return float(text)
     except ValueError:
         raise UsageError(f"{what} must be a number, such as 3600, not {text!r}.") from None
+
+
+def _times(text: str) -> int:
+    found = _number(text, "The number of runs")
+    if not found.is_integer():
+        raise UsageError(f"The number of runs must be whole, such as 12, not {text!r}.")
+    return int(found)
 
 
 def _until(text: str, zone: str) -> datetime:
