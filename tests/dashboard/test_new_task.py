@@ -63,6 +63,9 @@ async def test_the_arguments_of_a_function_have_a_field_each(server: Server, pre
         assert await mesh.queue("report").tasks() == [b'{"customer":7,"title":"42","pages":[1,2]}']
         for changed, why in [
             ({"arg.customer": "seven"}, "must be JSON"),
+            ({"arg.customer": "[" * 20_000}, "nested too deeply"),
+            ({"arg.pages": r'["\ud800"]'}, "half of a surrogate pair"),
+            ({"arg.customer": "1e999"}, "no number in JSON"),
             ({"arg.customer": ""}, "needs a value"),
             ({"arg.customer": "1.5"}, "A worker could not decode this"),
             ({"arg.pages": '["x"]'}, "A worker could not decode this"),

@@ -6,7 +6,6 @@ Clicking twice changes nothing more: a job that was cancelled, retried or droppe
 from __future__ import annotations
 
 import inspect
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from worqr.limits import Limit
 from worqr.policy import Undecodable
 from worqr.stored_values import whole
 from worqr.validation import encode_json
-from worqr.views.schemas import FormField, form_fields, form_value, mismatch
+from worqr.views.schemas import FormField, form_fields, form_value, mismatch, read_json
 from worqr.views.tables import open_waits
 
 if TYPE_CHECKING:
@@ -472,7 +471,7 @@ class Argument:
         if self.is_text:
             return self.text
         try:
-            return json.loads(self.text)
+            return read_json(self.text)
         except ValueError as error:
             raise UsageError(f"The argument {self.name!r} must be JSON, such as 42, true or [1, 2]: {error}.") from None
 
@@ -538,7 +537,12 @@ def payload_of(visit: Visit, name: str) -> bytes:
         if missing:
             raise UsageError(f"The argument {missing[0]!r} needs a value.")
         only = definition is not None and definition.codec.payload_is_argument
-        payload = encode_json(next(iter(values.values())) if only else values)
+        try:
+            payload = encode_json(next(iter(values.values())) if only else values)
+        except (UnicodeEncodeError, RecursionError):
+            raise UsageError(
+                "An argument has half of a surrogate pair, or is nested too deeply: JSON cannot hold it."
+            ) from None
     else:
         payload = typed_text(visit, PAYLOAD).encode()
     if definition is not None:
