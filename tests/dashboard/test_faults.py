@@ -65,6 +65,27 @@ async def test_an_act_without_an_answer_says_what_is_known(
         assert words in (await site.ask("GET", answer.headers["location"])).text
 
 
+@pytest.mark.parametrize("back", ["//[", "https://elsewhere.example/", "//elsewhere.example/"])
+async def test_an_act_that_cannot_return_to_its_page_is_not_done(back: str, connected: worqr.Mesh, site: Site) -> None:
+    answer = await site.post("/pause", queue="mails", back=back)
+    assert (answer.status_code, "Nothing was changed" in answer.text) == (400, True)
+    assert (await connected.queue("mails").info()).paused is None
+
+
+@LEFT
+@pytest.mark.parametrize(
+    ("letters", "page"), [(500, "/queue?name=mails&tab=failed&error=%C3%A9"), (2000, "/?done=pause")]
+)
+async def test_an_act_on_a_page_with_a_long_filter_is_confirmed(
+    letters: int, page: str, connected: worqr.Mesh, site: Site
+) -> None:
+    back = "/queue?name=mails&tab=failed&error=" + "%C3%A9" * letters
+    answer = await site.post("/pause", queue="mails", back=back)
+    assert answer.status_code == 303, answer.text
+    assert answer.headers["location"].startswith(page)
+    assert "The queue is paused" in (await site.ask("GET", answer.headers["location"])).text
+
+
 @LEFT
 async def test_two_operators_at_once(connected: worqr.Mesh, site: Site) -> None:
     queue = connected.queue("mails")

@@ -203,7 +203,9 @@ def _values(visit: Visit, name: str) -> list[str]:
 
 
 async def done(visit: Visit, act: Callable[[], Awaitable[str]]) -> Response:
-    """Return to the page of the form, also if the server has not answered."""
+    """Return to the page of the form, also if the server has not answered. Without such a page, do not act."""
+    if not visit.by_token:
+        visit.back()
     try:
         done = await act()
     except Unavailable as error:

@@ -10,7 +10,7 @@ from urllib.parse import urlencode, urlsplit
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from worqr.client.queue import queue_named
-from worqr.dashboard.access import Message, Receive, Refused, Scope, Viewer
+from worqr.dashboard.access import MAX_QUERY, Message, Receive, Refused, Scope, Viewer
 from worqr.dashboard.payloads import Redactor
 from worqr.dashboard.reads import Looks
 from worqr.views.values import plural
@@ -26,6 +26,8 @@ Answer = Callable[[Scope, Receive, Callable[[Message], Awaitable[None]]], Awaita
 """What a handler returns: an ASGI application for this one request, such as a `Response`."""
 LONGEST_VALUE: Final = 2048
 """Characters of one field of a query or of a form."""
+LONGEST_BACK: Final = MAX_QUERY - 100
+"""Characters of the address of a page to which a form returns: the notice has room behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,24 @@ class Visit:
         """Return the browser to the page of the form, with a notice that is made of `done`; tell a program the notice."""
         if self.by_token:
             return JSONResponse({"outcome": notice(done)}, 503 if done in UNANSWERED else 200)
-        back = urlsplit(self.text("back", "/"))
+        path, query = self.back()
+        query = f"{query}&" if query else ""
+        return RedirectResponse(f"{self.root}{path}?{query}{urlencode({'done': done})}", 303)
+
+    def back(self) -> tuple[str, str]:
+        """Return the path and the query of the page of the form; of the overview, if they are too long to return there.
+
+        Raises:
+            Refused: they are none of a page of this dashboard.
+        """
+        given = dict(self.form).get("back", self.query.get("back", "/"))
+        try:
+            back = urlsplit(given)
+        except ValueError:  # a bracket without its other one
+            back = urlsplit("")
         if back.scheme or back.netloc or not back.path.startswith("/") or "\\" in back.path or back.path[:2] == "//":
-            raise Refused(400, "'back' must be the path of a page of this dashboard.")
-        query = f"{back.query}&" if back.query else ""
-        return RedirectResponse(f"{self.root}{back.path}?{query}{urlencode({'done': done})}", 303)
+            raise Refused(400, "Nothing was changed: 'back' must be the path of a page of this dashboard.")
+        return (back.path, back.query) if len(given) <= LONGEST_BACK else ("/", "")
 
 
 # What an act did, as a sentence on the page to which it returns. Pure.
