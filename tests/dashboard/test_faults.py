@@ -18,6 +18,7 @@ from tests.peer.tools import eventually
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
+from worqr.client.job import Job
 from worqr.dashboard import reader
 from worqr.dashboard.request import Visit
 from worqr.errors import Unavailable
@@ -63,6 +64,28 @@ async def test_an_act_without_an_answer_says_what_is_known(
         answer = await site.post(path, queue="mails", back="/")
         assert answer.status_code == 303
         assert words in (await site.ask("GET", answer.headers["location"])).text
+
+
+@LEFT
+async def test_an_act_on_several_jobs_that_did_some_never_says_that_it_did_nothing(
+    connected: worqr.Mesh, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, cancel, cancelled = connected.queue("mails"), Job.cancel, trio.Event()
+    for name in ("one", "two"):
+        await queue.dispatch(b"1", id=name)
+
+    async def away_for_the_second(job: Job[Any], **options: Any) -> Any:
+        if job.id == "two":
+            await cancelled.wait()
+            raise Unavailable("away", sent=False)
+        found = await cancel(job, **options)
+        cancelled.set()
+        return found
+
+    monkeypatch.setattr(Job, "cancel", away_for_the_second)
+    answer = await site.post("/cancel", queue="mails", id=["one", "two"])
+    assert await queue.count() == 1
+    assert "may have taken effect" in (await site.ask("GET", answer.headers["location"])).text
 
 
 @pytest.mark.parametrize("back", ["//[", "https://elsewhere.example/", "//elsewhere.example/"])

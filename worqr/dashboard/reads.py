@@ -160,7 +160,10 @@ U = TypeVar("U")
 
 
 async def gathered(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Make calls side by side, so that they go to the server in one batch. Raise the error of the first that fails."""
+    """Make calls side by side, so that they go to the server in one batch. Raise the error of the first that fails.
+
+    `Unavailable.sent` is False only if none of the calls was sent.
+    """
     if len(calls) == 1:
         return [await calls[0]()]
     found: dict[int, T] = {}
@@ -176,7 +179,12 @@ async def gathered(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         for place, call in enumerate(calls):
             group.start_soon(one, place, call)
     if errors:
-        raise errors[0]
+        first = errors[0]
+        if isinstance(first, Unavailable) and (
+            found or any(getattr(each, "sent", None) is not False for each in errors)
+        ):
+            raise Unavailable(str(first), sent=None) from first
+        raise first
     return [found[place] for place in range(len(calls))]
 
 
