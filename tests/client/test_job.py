@@ -20,6 +20,10 @@ from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, u
 from tests.support.leaks import dump
 from tests.support.servers import Server
 from worqr import Duplicate, QueueFull, Update
+from worqr.client.notifications import cancel_and_wait
+from worqr.inside import client_of
+from worqr.keys import QueueKeys
+from worqr.ops import CancelReply
 
 JOBS = ("{Q1}:job:*", "{Q1}:due", "{Q1}:twins:*")
 GENERATED = re.compile(r"@\d{16}-(\w{22})")
@@ -647,6 +651,54 @@ async def test_a_running_job_is_cancelled_and_acknowledged(mesh: worqr.Mesh, oth
             await job.result(0)
         info = await q.info()
         assert (info.waiting, info.scheduled, info.running, info.counts["cancelled"]) == (0, 0, 0, 1)
+
+
+async def test_a_server_that_goes_away_while_a_cancel_waits_does_not_undo_it(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_args: Any) -> None:
+        raise worqr.Unavailable("away", sent=False)
+
+    monkeypatch.setattr("worqr.client.notifications._ShardCancellation.refresh", away)
+    ending, held = trio.Event(), Held()
+
+    async def handler(task: bytes) -> None:
+        try:
+            await held(task)
+        finally:
+            with trio.CancelScope(shield=True):
+                await ending.wait()
+
+    async with mesh.connect(), serving(mesh, "Q1", handler):
+        job = await mesh.queue("Q1").dispatch(b"a", id="x", result_ttl=60)
+        await held.wait(1)
+        with pytest.raises(worqr.Unavailable, match="away") as caught:
+            await job.cancel(wait=30)
+        ending.set()
+        assert caught.value.sent is True
+        with pytest.raises(worqr.JobCancelled):
+            await job.result(30)
+
+
+@pytest.mark.parametrize(("replies", "sent"), [(0, False), (1, None), (2, None)])
+async def test_a_cancel_in_several_requests_that_breaks_off_says_that_some_may_have_effect(
+    mesh: worqr.Mesh, replies: int, sent: bool | None
+) -> None:
+    """Each of two shards needs two requests."""
+    left = replies
+
+    async def step(_keys: QueueKeys, last: CancelReply | None) -> CancelReply:
+        nonlocal left
+        if not left:
+            raise worqr.Unavailable("away", sent=False)
+        left -= 1
+        return CancelReply(last is None, 1, [], "1", "-")
+
+    async with mesh.connect():
+        shards = [QueueKeys(mesh.prefix, name) for name in ("one", "two")]
+        with pytest.raises(worqr.Unavailable, match="away") as caught:
+            await cancel_and_wait(client_of(mesh).link, shards, step, 0)
+    assert caught.value.sent is sent
 
 
 async def test_a_cancel_takes_the_run_and_its_blocked_twin(mesh: worqr.Mesh) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -67,9 +67,11 @@ async def cancel_and_wait(link: Link, shards: Iterable[QueueKeys], step: Step, w
         if wait > 0:
             for each in cancellations:
                 await stack.enter_async_context(subscribed(link, each.keys.cancelled_channel, each.on_message))
-        waiting = sum([await _cancel_all_pages(partial(step, each.keys), each.claims) for each in cancellations])
+        waiting = 0
+        for n, each in enumerate(cancellations):
+            waiting += await _cancel_all_pages(partial(step, each.keys), each.claims, begun=n > 0)
         if wait > 0:
-            with link.driver.move_on_after(wait):
+            with _had_effect(sent=True), link.driver.move_on_after(wait):
                 while not all(each.claims <= each.settled for each in cancellations):
                     await notification.wait()
                     for each in cancellations:
@@ -80,11 +82,25 @@ async def cancel_and_wait(link: Link, shards: Iterable[QueueKeys], step: Step, w
         )
 
 
-async def _cancel_all_pages(step: Callable[[CancelReply | None], Awaitable[CancelReply]], claims: set[int]) -> int:
-    """Repeat the request until there is no more; return how many tasks waited. The marked claims are added to `claims`."""
+@contextmanager
+def _had_effect(*, sent: bool | None) -> Generator[None]:
+    """Let `Unavailable.sent` tell of the whole cancel: requests before the one that failed have taken effect."""
+    try:
+        yield
+    except Unavailable as error:
+        raise Unavailable(*error.args, sent=sent) from error
+
+
+async def _cancel_all_pages(
+    step: Callable[[CancelReply | None], Awaitable[CancelReply]], claims: set[int], *, begun: bool
+) -> int:
+    """Repeat the request until there is no more; return how many tasks waited. The marked claims are added to `claims`. `begun`:
+    tasks of another shard have been cancelled.
+    """
     waiting, last = 0, None
     while last is None or last.more:
-        last = await step(last)
+        with _had_effect(sent=None) if begun or last else nullcontext():
+            last = await step(last)
         waiting += last.waiting
         claims.update(last.claims)
     return waiting
