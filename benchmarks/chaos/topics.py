@@ -5,6 +5,7 @@ In the ledger, an event is a request for each subscriber, whose task is the payl
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, Final
 
 import trio
@@ -15,6 +16,8 @@ from benchmarks.chaos.sender import Sender
 from benchmarks.chaos.workload import HEARERS
 
 TOPIC: Final = "chaos.happened"
+BY_WEIGHT: Final = ("acked", "unknown", "refused")
+"""Which of two answers counts: an event that was refused may be there, if it is not known what an earlier call did."""
 FULL_AT: Final = 1
 """How many tasks may wait at the second subscriber."""
 
@@ -40,19 +43,21 @@ class EventMaker:
         event = sender.new_task("events")
         task = f'{{"event":"{event}"}}'
         calls: dict[str, int] = {queue: sender.begin("send", queue=queue, tasks=[task]) for queue in HEARERS}
-        answers: dict[str, str] = dict.fromkeys(HEARERS, "unknown")
+        answers, errors = defaultdict[str, set[str]](set), list[str]()
         for _ in range(sender.rng.choice((1, 1, 1, 2))):
-            for queue, answer in (await self._answers(event)).items():
-                if answers[queue] in ("unknown", "refused") and answer != "unknown":
-                    answers[queue] = answer
-        for queue, answer in answers.items():
-            sender.ledger.write(answer, call=calls[queue])
+            for queue, answer in (await self._answers(event, errors)).items():
+                answers[queue].add(answer)
+        for queue, given in answers.items():
+            answer = next(each for each in BY_WEIGHT if each in given)
+            sender.ledger.write(answer, call=calls[queue], error="; ".join(errors)[:200])
 
-    async def _answers(self, event: str) -> dict[str, str]:
+    async def _answers(self, event: str, errors: list[str]) -> dict[str, str]:
         """Publish an event, and return by queue whether it took the event. Until a peer has joined, no queue is subscribed."""
         try:
             published = await self._sender.mesh.publish(TOPIC, event, id=event)
         except worqr.WorqrError as error:
+            errors.append(repr(error))
             was_sent = getattr(error, "sent", None) is not False or isinstance(error, worqr.NotReplicated)
             return dict.fromkeys(HEARERS, "unknown" if was_sent else "refused")
+        errors.append(f"to {published.to}")
         return {queue: "acked" if queue in published.to else "refused" for queue in HEARERS}

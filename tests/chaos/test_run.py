@@ -5,14 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import trio
 
+import worqr
 from benchmarks.chaos.command import parse
 from benchmarks.chaos.history import History
 from benchmarks.chaos.ledger import ENTRIES, Ledger, lines_about, read
 from benchmarks.chaos.report import command
-from benchmarks.chaos.workload import QUEUES, TICKS
+from benchmarks.chaos.sender import Sender
+from benchmarks.chaos.topics import EventMaker
+from benchmarks.chaos.workload import HEARERS, QUEUES, TICKS
 from tests.support.children import ROOT
 
 
@@ -81,3 +87,31 @@ def test_the_lines_about_a_task_have_its_end_its_answer_and_what_happened_to_its
         ["world", "killed"],
     ]
     assert lines_about(tmp_path, {"c"}) == []
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "wanted"),
+    [
+        ([worqr.NotReplicated("lost", wanted=1), ()], "unknown"),
+        ([(), worqr.NotReplicated("lost", wanted=1)], "unknown"),
+        ([worqr.Unavailable("away", sent=None), HEARERS], "acked"),
+        ([worqr.Unavailable("away", sent=False), ()], "refused"),
+    ],
+)
+async def test_an_event_is_refused_only_if_no_call_can_have_stored_it(
+    tmp_path: Path, outcomes: list[Any], wanted: str
+) -> None:
+    ledger = Ledger(tmp_path, "producer-1")
+
+    async def publish(_topic: str, _value: str, *, id: str) -> worqr.Published:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return worqr.Published(id, outcome)
+
+    mesh = SimpleNamespace(publish=publish)
+    sender = Sender("producer-1", cast("Any", mesh), ledger, cast("Any", SimpleNamespace(choice=max)))
+    async with trio.open_nursery() as nursery:
+        await EventMaker(sender).publish(nursery)
+    ledger.close()
+    assert {entry.what for entry in read(tmp_path)} == {"send", wanted}

@@ -87,7 +87,9 @@ class RunReports:
     def _do(self, send: Callable[[], None], done: Future[Any]) -> None:
         """Call `send` in the loop, or note in `done` why that cannot be: a fork of this process has no loop, for instance."""
         if child_processes.forks != self._forks:
-            done.set_exception(UsageError("a fork of the worker cannot save: save in the process of the handler itself"))
+            done.set_exception(
+                UsageError("a fork of the worker cannot save: save in the process of the handler itself")
+            )
         elif self._in_loop:
             send()
         else:
