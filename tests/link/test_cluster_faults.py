@@ -361,6 +361,17 @@ async def test_patience_ends_wherever_a_call_is(fakes: Fakes, link: Link, answer
     assert total in {1, 2}  # the first was on its way when its patience ended, or in a pause
 
 
+async def test_calls_together_are_unsent_only_if_all_of_them_are(fakes: Fakes, link_to: LinkTo) -> None:
+    first, _, _ = fakes.nodes
+    fakes.give((HALVES[1], first))
+    link = await link_to(fakes.url, patience=0.2)
+    for others, sent in (([], False), ([append("t", "y", LOW)], False), ([append("t", "y", HIGH)], None)):
+        for calls in ([append("t", "x", LOW), *others], [*others, append("t", "x", LOW)]):
+            with pytest.raises(Unavailable, match="No node of") as caught:
+                await link.call_all(calls)
+            assert caught.value.sent is sent
+
+
 async def test_a_slot_that_nobody_has_is_waited_for(fakes: Fakes, link_to: LinkTo) -> None:
     first, second, _ = fakes.nodes
     fakes.give((HALVES[1], first))

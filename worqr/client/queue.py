@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime
@@ -630,9 +630,9 @@ class Queue:
             return
         shards = await self._client.sharding.shards(self._keys)
         texts = [limits_text(checked, self.name, len(shards), n) for n in range(len(shards))]
-        for keys, text in zip(shards, texts, strict=True):
+        for keys in shards:
             self._client.link_to(keys.name)
-            await self._client.ask(ops.set_limits(keys, text))
+        await self._client.link.call_all([ops.set_limits(keys, text) for keys, text in zip(shards, texts, strict=True)])
         await self._client.note("limited", queue=self.name, text=describe_limits(checked))
 
     async def clear_limit(self, *, lane: str | None = None) -> None:
@@ -915,13 +915,15 @@ class Queue:
         named: dict[QueueKeys, list[str]] = {}
         for each in [check_id(each, generated=True) for each in ids]:
             named.setdefault(await self._client.sharding.shard_of_id(self._keys, each), []).append(each)
-        return sum([await self._promote(keys, each) for keys, each in named.items()])
-
-    async def _promote(self, keys: QueueKeys, ids: Sequence[str]) -> int:
-        promoted = 0
-        for start in range(0, len(ids), MAX_ITEMS):
-            promoted += await self._client.ask(ops.promote_jobs(keys, ids[start : start + MAX_ITEMS]))
-        return promoted
+        return sum(
+            await self._client.link.call_all(
+                [
+                    ops.promote_jobs(keys, each[start : start + MAX_ITEMS])
+                    for keys, each in named.items()
+                    for start in range(0, len(each), MAX_ITEMS)
+                ]
+            )
+        )
 
 
 def _lane_info(row: LaneRow) -> LaneInfo:

@@ -374,7 +374,8 @@ class Link:
         """Send `calls` together, wait for all of them, and return their values in order. Cancellation works as for `call`.
 
         Raises:
-            WorqrError: as `call`; the first error, after all calls have ended. The other calls may have taken effect.
+            WorqrError: as `call`; the first error, after all calls have ended. The other calls may have taken effect: then the
+                `sent` of an Unavailable is None.
             NotReplicated: no call failed in another way; `answer` has all values.
         """
         if self._client.ended is not None:
@@ -491,10 +492,21 @@ class Link:
             heartbeat.poison(error)
 
 
+def _may_have_effect(request: Request[Any]) -> bool:
+    error = request.error
+    return error is None or isinstance(error, NotReplicated) or (isinstance(error, Unavailable) and error.sent is None)
+
+
 def _values(requests: Posted) -> list[Any]:
     """Return the values of settled requests. Raises the first error, and NotReplicated only if there is no other error."""
     late: NotReplicated | None = None
     for request in requests:
+        if (
+            isinstance(request.error, Unavailable)
+            and request.error.sent is False
+            and any(map(_may_have_effect, requests))
+        ):
+            raise Unavailable(*request.error.args, sent=None) from request.error
         if not isinstance(request.error, NotReplicated):
             request.raise_error()
         elif late is None:
