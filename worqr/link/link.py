@@ -492,7 +492,7 @@ class Link:
             heartbeat.poison(error)
 
 
-def _may_have_effect(request: Request[Any]) -> bool:
+def _may_have_effect(request: Request) -> bool:
     error = request.error
     return error is None or isinstance(error, NotReplicated) or (isinstance(error, Unavailable) and error.sent is None)
 
