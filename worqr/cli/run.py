@@ -650,7 +650,7 @@ class _Program:
         moved = Relocation(mesh.url, mesh.prefix, url, prefix, keeps_credentials=True)
         set_server(mesh, url=url, prefix=prefix, credentials=mesh.credentials)
         if (url, prefix) != (moved.from_url, moved.from_prefix):
-            client_of(mesh).relocation = moved
+            client_of(mesh).note_relocation(moved)
 
     def _check_queues(self, mesh: Mesh[Any]) -> None:
         """Raise an error if a name matches nothing; ``join`` would name its own option instead."""

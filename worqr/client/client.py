@@ -955,6 +955,10 @@ class Client:
             vars(self).update(own)
             self.topics.reset()
 
+    def note_relocation(self, relocation: Relocation) -> None:
+        """Let worker processes move the mesh as this process has moved it."""
+        self.relocation = relocation
+
     def act_as(self, who: str) -> None:
         """Name the person or program that acts, for the log of the mesh."""
         self._who = who
