@@ -257,6 +257,26 @@ async def test_a_channel_we_may_not_hear_is_refused_alone(
     await until(lambda: lines(caplog, "link.refused"))
 
 
+async def test_a_channel_that_was_refused_is_asked_for_again(
+    link_to: LinkTo, own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with own_server.client() as client:
+        client.execute_command("ACL", "SETUSER", "bob", "on", ">pw", "~*", "allchannels", "+@all")
+        link = await link_to(own_server.tcp_url.replace("redis://", "redis://bob:pw@"), ping_every=0.1)
+        old = await listener(link, "a")
+        client.execute_command("ACL", "SETUSER", "bob", "resetchannels")  # which ends the connection
+        await until(lambda: lines(caplog, "link.refused"))
+        new = SubscriptionListener(link, "a")
+        with trio.fail_after(PATIENCE), pytest.raises(RefusedByServer, match="NOPERM"):
+            await new.subscription.wait_confirmed()
+        await trio.sleep(0.5)
+        assert len(lines(caplog, "link.refused")) == 2, "each listener is told once"
+        client.execute_command("ACL", "SETUSER", "bob", "allchannels")
+        await old.wait_confirmations(2)
+        await new.wait_confirmations(1)
+        await old.hears(client, "a")
+
+
 async def test_a_callback_that_fails_keeps_the_message_from_nobody_else(
     link: Link, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:

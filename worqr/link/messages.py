@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 #
 # The server replies to commands in their order: a SUBSCRIBE of n channels gets n confirmations or one error. Messages may come
 # at any point between. So a queue of the sent commands shows which command an error belongs to. When several channels were
-# refused together, each is requested again alone, so that one forbidden channel does not block the others.
+# refused together, each is requested again alone, so that one forbidden channel does not block the others. A channel that was
+# refused alone is requested again with each PING, and for each new listener: the user may have got the permission.
 #
 # A channel is confirmed when it has as many confirmations as SUBSCRIBEs were sent for it. The confirmation of a SUBSCRIBE whose
 # channel was unsubscribed meanwhile proves nothing.
@@ -72,6 +73,7 @@ class Listener:
     Attributes:
         names: the channels, set once.
         missing: the channels that are not confirmed yet. Changed only in the driver's loop.
+        refused: those of them that the server refuses, as the listener was told.
     """
 
     def __init__(self, subscription: Subscription, hub: Subscriptions) -> None:
@@ -79,6 +81,7 @@ class Listener:
         self.hub: Subscriptions = hub
         self.names: dict[bytes, str] = {as_bytes(name): name for name in subscription.channels}
         self.missing: set[bytes] = set()
+        self.refused: set[bytes] = set()
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +113,7 @@ class Channels:
         self._channels: dict[bytes, _Channel] = {}
         self._changed: dict[bytes, None] = {}
         self._suspects: set[bytes] = set()
+        self._denied: set[bytes] = set()
         self._asked: deque[dict[bytes, None] | None] = deque()  # None: a PING
         self._unconfirmed: dict[bytes, int] = {}
 
@@ -154,10 +158,11 @@ class Channels:
         self._asked.clear()
         self._unconfirmed.clear()
         self._suspects.clear()
+        self._denied.clear()
         for channel in self._channels.values():
             channel.on_wire = channel.stands = False
         for listener in self.listeners():
-            listener.missing = set(listener.names)
+            listener.missing, listener.refused = set(listener.names), set()
         self._changed = dict.fromkeys(self._channels)
 
     def changes(self) -> list[Command]:
@@ -172,6 +177,7 @@ class Channels:
                 continue
             if not channel.listeners:
                 del self._channels[key]
+                self._denied.discard(key)
                 if channel.on_wire:
                     unsubscribe.append(key)
             elif not channel.on_wire:
@@ -199,6 +205,7 @@ class Channels:
 
     def ping(self) -> Command:
         self._asked.append(None)
+        self._changed.update(dict.fromkeys(self._denied))
         return ("PING",)
 
     # Replies
@@ -243,20 +250,22 @@ class Channels:
             self._unconfirmed[key] = left
             return
         self._unconfirmed.pop(key, None)
+        self._denied.discard(key)
         channel = self._channels.get(key)
         if channel is not None and channel.on_wire:
             channel.stands = True
             for listener in channel.listeners:
+                listener.refused.discard(key)
                 if key in listener.missing:
                     listener.missing.discard(key)
                     if not listener.missing:
                         self.news.append((listener, None, b""))
 
     def refused(self) -> list[tuple[Listener, str]]:
-        """The reply to the oldest command is an error: subscribe each channel alone, or leave it to the next connection.
+        """The reply to the oldest command is an error: subscribe each channel alone, or again later.
 
         Returns:
-            (listener, channel) of a channel that the server refuses.
+            (listener, channel) of a channel that the server refuses; each once in a row.
         """
         failures: list[tuple[Listener, str]] = []
         group = self._asked.popleft() if self._asked else None
@@ -265,12 +274,15 @@ class Channels:
             channel = self._channels.get(key)
             if channel is None:
                 continue
+            channel.on_wire = False
             if key not in self._suspects and group is not None and len(group) > 1:
-                self._suspects.add(key)
-                channel.on_wire = False
                 self._changed[key] = None
             else:
-                failures += [(listener, channel.name) for listener in channel.listeners]
+                self._denied.add(key)
+                failures += [(each, channel.name) for each in channel.listeners if key not in each.refused]
+                for each in channel.listeners:
+                    each.refused.add(key)
+            self._suspects.add(key)
         return failures
 
 
