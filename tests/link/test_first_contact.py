@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from tests.link.scripts import echo, lines, notice, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
 from worqr.errors import RefusedByServer, Unavailable
-from worqr.link.connector import Outage
-from worqr.link.failures import cause_of, is_unknown_host
+from worqr.link import connector
+from worqr.link.connector import Outage, Wire
+from worqr.link.failures import ConnectionLost, cause_of, is_unknown_host
 from worqr.link.log_thread import LogThread
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.mesh import Mesh
@@ -299,6 +301,22 @@ async def test_a_server_that_has_too_many_clients_is_waited_for(link_to: LinkTo,
             await link_to(own_server.tcp_url, patience=1)
     finally:
         clients.config_set("maxclients", 1000)
+
+
+def test_what_a_server_has_said_before_it_hung_up_is_heard_although_nothing_can_be_sent(tmp_path: Path) -> None:
+    settings = LinkSettings(f"unix://{tmp_path / 'socket'}")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(settings.address.path)
+        listener.listen()
+        raw = connector._raw(settings, settings.address, settings.address.seeds[0], None)
+        raw.connect()
+        connection, _ = listener.accept()
+        connection.sendall(b"-ERR max number of clients reached\r\n")
+        connection.close()
+        wire = Wire(raw, 1.0, settings.address.seeds[0])
+        with pytest.raises(ConnectionLost, match="max number of clients"):
+            wire.exchange([("PING",)])
+        wire.close()
 
 
 async def test_a_port_that_only_hangs_up_is_waited_for(link_to: LinkTo) -> None:

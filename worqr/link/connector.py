@@ -481,7 +481,7 @@ class Wire:
         Raises:
             ErrorReply: the server sent only this error and then closed the connection, as in protected mode.
         """
-        self.send([pack(command) for command in commands])
+        self._ask(b"".join([pack(command) for command in commands]))
         replies: list[Any] = []
         for _ in commands:
             try:
@@ -493,6 +493,18 @@ class Wire:
                     raise replies[0] from replies[0].__cause__
                 raise
         return replies
+
+    def _ask(self, packed: bytes) -> None:
+        """Write commands. A server that has hung up may have said why: redis-py would close the socket before that is read."""
+        sock = self._socket()
+        try:
+            if sock is None:
+                raise ConnectionLost(_CLOSED)
+            sock.sendall(packed)
+        except OSError as exc:
+            with suppress(BlockingIOError):
+                self.read_within(0)
+            raise as_connection_lost(exc) from exc
 
     def heard(self) -> bytes:
         """Return the beginning of the last input, as far as redis-py still has it; for messages about invalid replies."""
