@@ -19,6 +19,7 @@ from tests.link.scripts import echo, lines, until
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
+from worqr.client.notifications import subscribed
 from worqr.errors import RefusedByServer, Unavailable, UsageError
 from worqr.link import Link, LinkSettings, Subscription, TrioDriver
 from worqr.link.connector import State, StaticEndpoint, pack
@@ -275,6 +276,18 @@ async def test_a_channel_that_was_refused_is_asked_for_again(
         await old.wait_confirmations(2)
         await new.wait_confirmations(1)
         await old.hears(client, "a")
+
+
+async def test_who_waits_in_vain_hears_why_there_is_no_second_connection(link_to: LinkTo, own_server: Server) -> None:
+    with own_server.client() as client:
+        link = await link_to(own_server.url, patience=1.0)
+        client.config_set("maxclients", len(client.client_list()))
+        with pytest.raises(Unavailable, match="within 1 s: .*max number of clients"):
+            async with subscribed(link, "a", lambda _message: None):
+                raise AssertionError("it is confirmed")
+        client.config_set("maxclients", 100)
+        async with subscribed(link, "a", lambda _message: None):
+            pass
 
 
 async def test_a_callback_that_fails_keeps_the_message_from_nobody_else(

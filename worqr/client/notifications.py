@@ -138,7 +138,8 @@ async def subscribed_to(
         with link.driver.move_on_after(patience) as waiting:
             await subscription.wait_confirmed()
         if waiting.cancelled_caught:
-            raise Unavailable(f"{channels[0]}: the server confirmed no subscription within {patience:g} s", sent=False)
+            text = f"{channels[0]}: the server confirmed no subscription within {patience:g} s{subscription.problem}"
+            raise Unavailable(text, sent=False)
         yield
     finally:
         subscription.close()

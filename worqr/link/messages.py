@@ -295,6 +295,7 @@ class Subscriptions:
     Attributes:
         connections: how many there have been.
         ended: why no subscription works; None while they do.
+        problem: why there is no connection; empty if there is one, or none was tried.
         connector: keeps the connection open.
 
     Args:
@@ -314,8 +315,9 @@ class Subscriptions:
         self.driver: Driver = driver
         self.connections: int = 0
         self.ended: WorqrError | None = None
+        self.problem: str = ""
         connect = partial(open_connection, settings, resolver, "subscribe", timeout=settings.pong_timeout)
-        self.connector: Connector = Connector(driver, resolver, connect, self._connected)
+        self.connector: Connector = Connector(driver, resolver, connect, self._connected, failed=self._failed)
         self._settings = settings
         self._log_thread = log_thread
         self._channels: Channels = Channels() if channels is None else channels
@@ -396,14 +398,19 @@ class Subscriptions:
     def _connected(self, wire: Wire) -> None:
         self._transport = self.connector.transport(wire, self._readable, self._progress)
         if self._transport is not None:
-            self._reader, self._served = new_reader(), False
+            self._reader, self._served, self.problem = new_reader(), False, ""
             self._heard()
             self.connections += 1
             self._ask()
 
+    def _failed(self, error: WorqrError) -> None:
+        """An attempt to connect has failed."""
+        self.problem = str(error)
+
     def _lost(self, lost: ConnectionLost) -> None:
         """The connection is of no use any more; the data connection logs it."""
         if self._transport is not None:
+            self.problem = lost.cause
             if self._served:
                 self.connector.works()
             self._drop()
@@ -556,6 +563,12 @@ class Subscription:
         """Return the listener for the connection of `hub`, which is used from now on, and the one before it."""
         before, self.listener = self.listener, Listener(self, hub)
         return self.listener, before
+
+    @property
+    def problem(self) -> str:
+        """Return what keeps the server from a confirmation, behind a colon; empty if it is not known."""
+        problem = "" if self.listener is None else self.listener.hub.problem
+        return f": {problem}" if problem else ""
 
     async def wait_confirmed(self) -> None:
         """Return when all channels have been subscribed once.

@@ -1619,7 +1619,8 @@ class Reconciler:
                 return  # the queue was left, or is served by another consumer now
         if waiting.cancelled_caught:
             raise Unavailable(
-                f"queue {consumer.queue!r}: the server did not confirm the subscription within {patience:g} s",
+                f"queue {consumer.queue!r}: the server did not confirm the subscription within {patience:g} s"
+                f"{subscription.problem}",
                 sent=None,
             )
 
