@@ -176,7 +176,9 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "worker.vanished": _event(
         WARNING, "this worker leaves without deregistering, because handlers do not end", "worker retry_in"
     ),
-    "keep_worker_alive": _event(WARNING, "this worker missed its heartbeat deadline, but keeps its tasks", "worker"),
+    "keep_worker_alive": _event(
+        WARNING, "this worker missed its heartbeat deadline, but keeps its tasks", "worker error"
+    ),
     "start_work": _event(WARNING, "this worker could not enter a queue again; tried again", "queue error retry_in"),
     "map_work": _event(
         ERROR,

@@ -603,3 +603,18 @@ async def test_bad_queue_names_are_refused_by_peers(mesh: worqr.Mesh, name: Any)
         with pytest.raises(worqr.UsageError, match="queue name"):
             async with peer.work(name):
                 pytest.fail("a bad name")
+
+
+async def test_a_worker_that_missed_its_deadline_says_why_its_heartbeats_failed(
+    own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh = worqr.Mesh(own_server.url, keepalive=1)
+    async with mesh.join() as peer:
+        with own_server.client() as client:
+            client.config_set("maxclients", len(client.client_list()) - 1)
+            [beat] = [each["id"] for each in client.client_list() if each["name"].endswith(":beat")]
+            client.client_kill_filter(_id=beat)  # only its heartbeats cannot connect again
+            await until(lambda: not client.exists(f"{{worqr}}:worker:{peer.id}"))
+            client.config_set("maxclients", 100)
+        await until(lambda: [each for each in caplog.messages if "missed its heartbeat deadline" in each])
+    assert "had failed: ERR max number of clients reached" in caplog.text

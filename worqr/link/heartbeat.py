@@ -11,7 +11,8 @@ Every half of `every` (at most 0.5 s) the thread checks the loop. If the loop ha
 beats are sent: a blocked worker must lose its tasks.
 
 Nothing here logs directly, because a handler that blocks would stop the beat. Lines go to the log thread, after the beat was
-sent. A failed beat is not logged: the data connection logs the outage, and `errors` counts failed beats.
+sent. A failed beat is not logged: the data connection logs the outage, and `errors` counts failed beats. If only beats
+fail, the peer logs `trouble` when the worker has missed its deadline.
 """
 
 from __future__ import annotations
@@ -298,8 +299,9 @@ class Heartbeat(Generic[R]):
         beats: the number of beats sent.
         errors: the number of failed beats; last_error is the text of the last failure.
 
-    Attribute, changed in the loop:
+    Attributes, changed in the loop:
         heard_at: `boottime()` at which the beat was sent whose reply `replied` handles now, or handled last.
+        trouble: why the beat before that one failed; empty if it did not.
     """
 
     def __init__(
@@ -318,6 +320,7 @@ class Heartbeat(Generic[R]):
     ) -> None:
         self.acked_at: float = 0.0
         self.heard_at: float = 0.0
+        self.trouble: str = ""
         self.beats: int = 0
         self.errors: int = 0
         self.last_error: str = ""
@@ -329,6 +332,7 @@ class Heartbeat(Generic[R]):
         self._connection: BeatConnection[R] = BeatConnection(settings, resolver, timeout, self._while_silent)
         self._every = every
         self._next = 0.0  # the monotonic time of the next beat
+        self._trouble = ""  # why the last beat failed; only in the thread
         self._look_every = min(every / 2, _TICK)  # seconds between two looks at the loop
         self._thread = ConnectionThread("worqr-heartbeat", self._run, lambda: (self._connection,))
         self._begun = self._thread.woken  # set when beats are to be sent
@@ -433,7 +437,8 @@ class Heartbeat(Generic[R]):
         if reply is not None:
             value, sent_at = reply
             self.acked_at = sent_at
-            self._driver.post(partial(self._deliver, value, sent_at))
+            trouble, self._trouble = self._trouble, ""
+            self._driver.post(partial(self._deliver, value, sent_at, trouble))
 
     def _while_silent(self) -> None:
         """Called every 0.1 s while the thread waits for a reply or for the handshake."""
@@ -446,16 +451,16 @@ class Heartbeat(Generic[R]):
         elif self._begun.is_set():
             self._loop.look(now)
 
-    def _deliver(self, value: R, sent_at: float) -> None:
+    def _deliver(self, value: R, sent_at: float, trouble: str) -> None:
         """In the loop: hand the value of a reply to the peer."""
         if not self.stopped:
-            self.heard_at = sent_at
+            self.heard_at, self.trouble = sent_at, trouble
             self._replied(value)
 
     def _failed(self, why: str) -> None:
         """Count a failed beat; send the next one soon."""
         self.errors += 1
-        self.last_error = why
+        self.last_error = self._trouble = why
         self._next = time.monotonic() + min(_RETRY, self._every)
 
     def _tell(self) -> None:

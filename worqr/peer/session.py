@@ -326,12 +326,15 @@ class Session:
     def _on_beat(self, registration: Registration, beat: Beat) -> None:
         if registration.dead:
             return
+        trouble = "" if registration.heartbeat is None else registration.heartbeat.trouble
+        why = trouble and f"; its heartbeats had failed: {trouble}"
         if not beat.alive:
-            self.lost(registration, "it was declared dead and its tasks were given back")
+            self.lost(registration, f"it was declared dead and its tasks were given back{why}")
             return
         if beat.revived:
             text = "worker %(worker)s missed its heartbeat deadline but was not reassigned; continuing"
-            emit(logger, "keep_worker_alive", text, worker=registration.worker)
+            text += "; its heartbeats had failed: %(error)s" if trouble else ""
+            emit(logger, "keep_worker_alive", text, worker=registration.worker, error=trouble)
         if self._deferred and self.beat_is_fresh():
             self._run_deferred()
         engine, heartbeat = self._engine, registration.heartbeat
