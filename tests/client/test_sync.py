@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -32,6 +33,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import testing
 from worqr.client import notifications
+from worqr.client.client import ThreadConnection
 from worqr.client.sync import ONLY_WORQR
 from worqr.link.thread_driver import ThreadDriver
 from worqr.lua import all_scripts
@@ -1003,3 +1005,29 @@ async def test_asyncio_closes_a_block_that_a_program_forgot_without_a_word(
     child = spawn(FORGOTTEN, server.url, prefix)
     assert await child.ended() == 0
     assert child.errors == ""
+
+
+def test_a_thread_that_finds_the_connection_ended_ends_no_newer_one() -> None:
+    made: list[Any] = []
+    looks: list[None] = []
+
+    class Ended(SimpleNamespace):
+        @property
+        def has_ended(self) -> bool:
+            """While one thread sees this, another one connects again."""
+            looks.append(None)
+            if len(looks) == 1:
+                threads.get()
+            return True
+
+    def make() -> Any:
+        link = SimpleNamespace(has_ended=False) if made else Ended()
+        link.closed = 0
+        link.start = lambda: None
+        link.close = lambda: setattr(link, "closed", link.closed + 1)
+        made.append(SimpleNamespace(link=link, server=None, was_ready=True))
+        return made[-1]
+
+    threads = ThreadConnection(make)
+    assert [threads.get(), threads.get(), threads.get()] == [made[0], made[1], made[1]]
+    assert [connection.link.closed for connection in made] == [1, 0]

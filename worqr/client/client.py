@@ -750,7 +750,7 @@ class ThreadConnection:
         """
         connection = self._connection
         if connection is not None and connection.link.has_ended:  # a Ctrl-C has interrupted a change of it
-            self.close()
+            self.close(only=connection)
             connection = None
         if connection is None:
             with self._lock:
@@ -773,9 +773,15 @@ class ThreadConnection:
         self._connection = connection
         return connection
 
-    def close(self) -> None:
-        """Disconnect within about a second. Calls that wait for a reply raise Unavailable; the next call connects again."""
+    def close(self, *, only: Connection | None = None) -> None:
+        """Disconnect within about a second. Calls that wait for a reply raise Unavailable; the next call connects again.
+
+        Args:
+            only: do nothing if this is no longer the connection.
+        """
         with self._lock:
+            if only is not None and self._connection is not only:
+                return  # another thread has closed it, and may have connected again
             end, self._end, self._connection = self._end, None, None
         if end is not None and (found := end.detach()) is not None:
             _end(*found[2])  # not `end()`, which does nothing while the interpreter exits
