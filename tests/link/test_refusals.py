@@ -72,6 +72,26 @@ async def test_a_replica_that_has_lost_its_primary_is_waited_for(
     assert len(lines(caplog, "link.")) == 2
 
 
+async def test_a_server_that_executes_no_writes_is_waited_for(
+    link_to: LinkTo, own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request that is sent in the pause must not be blamed for the silence."""
+    if "paused_actions" not in own_server.look.info("clients"):
+        pytest.skip("this server does not say that it is paused")
+    link = await link_to(own_server.url, socket_timeout=0.2)
+    await link.call(append("t", "before"))
+    own_server.look.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+    outcomes = Outcomes()
+    link.post(append("t", "meanwhile"), outcomes)
+    await until(lambda: "executes no writes at the moment (client_pause)" in link._client.outage.cause)
+    await trio.sleep(2)
+    assert not outcomes.all
+    own_server.look.execute_command("CLIENT", "UNPAUSE")
+    await outcomes.wait(1)
+    [(reply, error)] = outcomes.all
+    assert (error, reply[:2]) == (None, ["ok", 2])
+
+
 async def test_rights_that_were_taken_away_are_named_and_come_back(
     link_to: LinkTo, own_server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -204,7 +204,7 @@ def _reach(endpoint: Endpoint) -> socket.socket:
 # worqr needs shebang flags for scripts, which Redis has since 7.0. Valkey forked later; 7.2 is its first release.
 
 
-INFO_SECTIONS = ("server", "replication", "memory")
+INFO_SECTIONS = ("server", "replication", "memory", "clients")
 _SAFE_POLICIES = ("noeviction", "")  # some providers hide the policy
 _OLDEST = {"Redis": (7, 0), "Valkey": (7, 2)}
 
@@ -219,6 +219,7 @@ class ServerInfo:
     role: str = ""
     eviction: str = ""
     primary: str = ""  # ``host:port`` of the server that it replicates
+    paused: str = ""  # why it executes no writes now: ``client_pause``, ``failover_in_progress``...
 
     @property
     def evicts(self) -> bool:
@@ -240,7 +241,10 @@ def read_server_info(answers: Sequence[Any], address: str) -> ServerInfo:
     is_settled = info.get("master_failover_state", "no-failover") == "no-failover"
     primary = f"{info['master_host']}:{info.get('master_port', '')}" if "master_host" in info and is_settled else ""
     eviction = info.get("maxmemory_policy", "")
-    facts = ServerInfo(server, version, info.get("run_id", ""), info.get("role", ""), eviction, primary)
+    paused = (
+        info.get("paused_reason", "") if info.get("paused_actions", "none") != "none" else ""
+    )  # old servers hide it
+    facts = ServerInfo(server, version, info.get("run_id", ""), info.get("role", ""), eviction, primary, paused)
     if version and _numbers(version) < _OLDEST[server]:
         wanted = " or ".join(f"{name} {major}.{minor}" for name, (major, minor) in _OLDEST.items())
         raise WrongVersion(f"the server at {address} is {server} {version}; worqr needs {wanted}, or newer")
@@ -691,6 +695,8 @@ def _greet(
         if isinstance(resolver, MovableEndpoint):
             resolver.follow(wire)
         raise Unavailable("READONLY this server is a replica; only its primary can work")
+    if wire.facts.paused and wanted:  # a request would only wait, and seem to be what makes the server silent
+        raise Unavailable(f"the server executes no writes at the moment ({wire.facts.paused})")
     known = replies[-1]
     if not isinstance(known, list) or len(cast("list[int]", known)) != len(wanted):
         return wanted
