@@ -19,6 +19,7 @@ from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, at_most, eventually, until
 from tests.support.patience import PATIENCE
 from worqr.link import loop_name_here
+from worqr.peer.executors import offloaded
 from worqr.peer.executors.executors import Threads
 from worqr.peer.executors.offloaded import name_of
 from worqr.peer.run import current_run
@@ -83,6 +84,30 @@ async def test_threads_do_not_limit_what_runs_on_the_loop(mesh: worqr.Mesh) -> N
             nursery.cancel_scope.cancel()
     finally:
         threads.gate.set()
+
+
+async def test_a_task_for_which_the_system_has_no_thread_runs_again_and_counts_no_failure(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = [RuntimeError("can't start new thread")] * 2
+    start = trio.to_thread.run_sync
+
+    async def run_sync(*args: Any, **options: Any) -> Any:
+        if refusals and "thread_name" in options:
+            raise refusals.pop()
+        return await start(*args, **options)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+    monkeypatch.setattr(offloaded, "START_AGAIN", 0.0)
+
+    def handle(task: bytes) -> bytes:
+        return b"%d %d" % (worqr.current().failures, len(refusals))
+
+    async with mesh.join(threads=1) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "Q1", handle, retry=worqr.RetryPolicy(max_failures=1)))
+        job = await mesh.queue("Q1").dispatch(b"x", result_ttl=60)
+        assert await job.result(PATIENCE) == b"0 0"
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_run_takes_as_many_units_as_its_size(mesh: worqr.Mesh) -> None:

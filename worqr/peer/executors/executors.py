@@ -20,6 +20,7 @@ from worqr.peer.executors.offloaded import (
     name_of,
     named_after,
     no_abort,
+    not_started,
     thread_frames,
     unrun_remedy,
 )
@@ -144,6 +145,8 @@ class _ThreadRun(OffloadedRun):
             if not self._ended or is_a(self._error, trio.Cancelled):
                 self._error = None
                 raise
+        except RuntimeError as error:  # the thread handles all errors of its own
+            raise not_started("thread", error, "threads") from error
 
     def _in_thread(self) -> None:
         if not self._begun.acquire(blocking=False):

@@ -31,6 +31,16 @@ if TYPE_CHECKING:
     from worqr.peer.run import Run, RunHost
 
 
+START_AGAIN: Final = 5.0
+"""Seconds until a task runs again for which the system had no thread or process."""
+
+
+def not_started(what: str, error: Exception, option: str) -> Retry:
+    """Return what ends a run that did not begin, because the system had no room. It is no failure of the task."""
+    text = f"the system can start no other {what} now ({error}): raise its limit, or lower {option}="
+    return Retry(text, delay=START_AGAIN, counted=False)
+
+
 # The present stack of a handler, for log lines about handlers that do not end.
 
 

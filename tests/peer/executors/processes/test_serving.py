@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import subprocess
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -18,6 +20,7 @@ from tests.peer.processes import LONG, Pool, is_alive, open_pool, wait_dead
 from tests.peer.test_claims import lose
 from tests.peer.tools import QUICK, Runs, eventually, serving
 from tests.support.servers import Server
+from worqr.peer.executors import offloaded
 
 pytestmark = pytest.mark.one_server
 
@@ -53,6 +56,30 @@ async def test_a_job_has_its_result_and_a_raw_task_its_run(mesh: worqr.Mesh) -> 
 
 async def finished(queue: worqr.Queue) -> int:
     return (await queue.info()).counts.get("finished", 0)
+
+
+@pytest.mark.leaves(*FAILED)
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE, errno.ENOENT])
+async def test_a_task_for_which_the_system_has_no_process_runs_again_and_counts_no_failure(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A program that is not there is no shortage: the task fails."""
+    refusals, start = [OSError(number, "no process")], subprocess.Popen
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if refusals:
+            raise refusals.pop()
+        return start(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(offloaded, "START_AGAIN", 0.0)
+    async with serving_in_processes(mesh, jobs.echo, retry=worqr.RetryPolicy(max_failures=1)) as (queue, _):
+        job = await queue.dispatch(b"x", result_ttl=60)
+        if number == errno.ENOENT:
+            with pytest.raises(worqr.JobFailed, match="no process"):
+                await job.result(LONG)
+        else:
+            assert await job.result(LONG) == b"x"
 
 
 @pytest.mark.leaves(*FAILED)

@@ -9,6 +9,7 @@ another worker. A process that ends by itself during a run counts as a stall of 
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -34,7 +35,7 @@ from worqr.errors import UsageError, WorqrBug
 from worqr.handler_options import check_runs_in_process
 from worqr.log_events import emit
 from worqr.peer.error_throttle import wait_done
-from worqr.peer.executors.offloaded import Handler, OffloadedRun, named_after
+from worqr.peer.executors.offloaded import Handler, OffloadedRun, named_after, not_started
 from worqr.peer.executors.processes.protocol import (
     LENGTH,
     Answer,
@@ -158,6 +159,8 @@ PROGRAM: Final = (
     "sys.path[:], argv, sys.argv[4:] = sys.argv[5:end], sys.argv[end:], []; "
     "from worqr.peer.executors.processes.worker_main import main; main(argv)"
 )
+NO_ROOM: Final = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+"""Errors of a system that has no room for another process, or its pipes."""
 RECEIVED: Final = 256 * 1024
 """Bytes per read: about the size of the system's socket buffer."""
 LOG_TIMEOUT: Final = 1.0
@@ -626,6 +629,14 @@ class ProcessPool:
         emit(logger, "process.started", "process %(pid)d", pid=child.pid)
         return child
 
+    def _start_if_possible(self) -> WorkerProcess:
+        try:
+            return self._start()
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise not_started("process", error, "processes") from error
+            raise
+
     async def _supervise(self, child: WorkerProcess) -> None:
         try:
             with child.supervision:
@@ -645,7 +656,7 @@ class ProcessPool:
         async with self._room:
             while True:
                 reused = bool(self._idle)
-                child = self._idle.pop() if reused else self._start()
+                child = self._idle.pop() if reused else self._start_if_possible()
                 ended: list[CallEnded] = []
                 answer = await self._execute(child, function, run, ended)
                 if isinstance(answer, Suspending):
