@@ -484,6 +484,8 @@ def test_a_receiver_knows_what_was_signed_and_nothing_else(noise: bytes, stamp: 
         {"Webhook-Timestamp": "9" * 400},
         {"Webhook-Signature": "v1,"},
         {"Webhook-Signature": "v1,é"},
+        {"Webhook-Signature": "v1,\udcff"},
+        {"Webhook-Id": "\udcff"},
         {"Webhook-Signature": headers["Webhook-Signature"].replace("v1,", "v1a,")},
     ):
         with pytest.raises(WrongSignature):
