@@ -257,7 +257,8 @@ class Judge:
             for first, second in pairwise(runs):
                 if first["fence"] == second["fence"]:
                     self.wrong.append(f"one token was given out twice: {subject}, {first['fence']}")
-                if first.get("answer") == "ok" and first["settled"] > second["t"] + CLOCKS:
+                final = first.get("how") in FINAL  # of a task that was given back, only the reply may come late
+                if final and first.get("answer") == "ok" and first["settled"] > second["t"] + CLOCKS:
                     self.wrong.append(f"an old token was accepted: {subject}, {first['fence']} after {second['fence']}")
                 end = first.get("ended", FOREVER)
                 if second["t"] < end - CLOCKS and not self._disturbed(

@@ -50,6 +50,14 @@ def test_what_it_finds_fails_a_run_in_which_the_checker_finds_nothing(tmp_path: 
     assert {violation.rule for violation in verdict.violations} == {"the second judge"}
 
 
+def test_the_reply_to_a_run_that_was_given_back_may_come_after_the_next_run(tmp_path: Path) -> None:
+    story = correct()
+    fence = story.run(40, "hand", "late", "stopped", peer="peer-3", lasts=9, answer="ok")
+    story.send(39.9, "hand", "late")
+    story.run(44, "hand", "late", fence=fence + 1)
+    assert "an old token was accepted" not in judged(story, tmp_path)
+
+
 def _lose(story: Story) -> None:
     [began] = [e for e in story.entries if e.what == "began" and e.facts["task"] == "b"]
     story.entries = [e for e in story.entries if e.facts.get("fence") != began.facts["fence"]]
