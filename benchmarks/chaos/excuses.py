@@ -8,7 +8,7 @@ from math import inf
 from typing import Final
 
 from benchmarks.chaos.history import History, Run, Span
-from benchmarks.chaos.workload import ASYNCIO, FLOW_ASYNCIO, HAND, NOT_KILLED
+from benchmarks.chaos.workload import ASYNCIO, FLOW_ASYNCIO, FLOW_NESTED, FLOWS, HAND, NOT_KILLED, script_of
 
 FROZEN: Final = 1.5
 """Seconds without the CPU after which a worker may have missed its keepalive: 3 s less the beat's period and some latency."""
@@ -83,6 +83,7 @@ class Excuses:
             or self._left_before_it_knew(run, until)
             or self._ended_after_grace(run, until)
             or self._failed_as_it_was_cancelled(run, until)
+            or self._left_as_it_sent_jobs(run, until)
             or ("failover" if self.failed_over(run, until) else None)
         )
 
@@ -231,11 +232,23 @@ class Excuses:
         """
         if run.queue not in {ASYNCIO, FLOW_ASYNCIO} or run.ended is None or run.how == "returned":
             return None
+        ended = run.ended
+        near = any(abs(ended - at) <= SAID_WITHIN and at <= until for at in self._times_cancelled(run))
+        return "failed as it was cancelled" if near else None
+
+    def _times_cancelled(self, run: Run) -> list[float]:
+        """When the runs of its queue were cancelled, because its peer left."""
         times = list(self._history.queues_left.get((run.peer, run.queue), ()))
         if run.peer in self._history.leaving:
             times.append(self._history.leaving[run.peer] + self._history.grace[run.peer])
-        near = any(abs(run.ended - at) <= SAID_WITHIN and at <= until for at in times)
-        return "failed as it was cancelled" if near else None
+        return times
+
+    def _left_as_it_sent_jobs(self, run: Run, until: float) -> str | None:
+        """The run of a workflow ends when its jobs are sent, which is later than its function ends."""
+        if run.queue not in {*FLOWS, FLOW_NESTED} or run.ended is None or not script_of(run.task).jobs:
+            return None
+        near = any(run.ended <= at <= until and self._unsettled(run, at) for at in self._times_cancelled(run))
+        return "left as a workflow sent its jobs" if near else None
 
 
 def _by_name(spans: list[Span]) -> dict[str | None, list[Span]]:

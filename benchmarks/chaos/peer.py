@@ -125,19 +125,23 @@ class Peer:
                 if queue in IN_SPELLS:
                     nursery.start_soon(self._serve_in_spells, queue, start)
                 else:
-                    nursery.start_soon(start)
-            nursery.start_soon(self._work, peer)
+                    nursery.start_soon(self._unless_leaving, start)
+            nursery.start_soon(self._unless_leaving, partial(self._work, peer))
             await peer.wait()
+
+    async def _unless_leaving(self, serve: Callable[[], Awaitable[None]]) -> None:
+        """Serve a queue. A peer that was drained before it came to that refuses."""
+        try:
+            await serve()
+        except worqr.UsageError:
+            if not self._leaving:
+                raise
 
     async def _serve_in_spells(self, queue: str, serve: Callable[[], Awaitable[None]]) -> None:
         """Serve for a while, leave the queue, and come back, while the peer goes on with the other queues."""
         while not self._leaving:
             with trio.move_on_after(self._rng.uniform(2, 12)) as spell:
-                try:
-                    await serve()
-                except worqr.UsageError:  # the peer has begun to leave just now
-                    if not self._leaving:
-                        raise
+                await self._unless_leaving(serve)
             if not spell.cancelled_caught:
                 return
             self._ledger.write("left_queue", queue=queue, at=now() - (trio.current_time() - spell.deadline))

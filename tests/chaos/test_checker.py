@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from benchmarks.chaos.case import Case
 from benchmarks.chaos.checker import RULES
 from benchmarks.chaos.excuses import Excuses
 from benchmarks.chaos.history import History
-from benchmarks.chaos.workload import STARTS, result_of
+from benchmarks.chaos.workload import STARTS, result_of, script_of
 from tests.chaos.ledgers import (
     CALM,
     CANCELLED_FLOW,
@@ -659,6 +661,25 @@ def test_what_fails_on_asyncio_as_its_queue_is_left_is_given_back(
     else:
         story.add("peer-3", 40.2, "left_queue", queue=queue, at=40.0)
     story.run(41.3, queue, "twice")
+    assert ("a task ran again after its end" in rules_broken(story)) is broken
+
+
+@pytest.mark.parametrize(
+    ("queue", "has_jobs", "leaves", "broken"),
+    [
+        *(("flow", True, 37.2, False), ("flow_process", True, 37.2, False), ("flow", False, 37.2, True)),
+        *(("flow", True, 37.0, True), ("flow", True, 40.5, True), ("raw", True, 37.2, True)),
+    ],
+)
+def test_a_workflow_whose_peer_leaves_while_it_sends_its_jobs_is_given_back(
+    queue: str, has_jobs: bool, leaves: float, broken: bool
+) -> None:
+    task = next(name for n in count() if bool(script_of(name := f"twice {n}").jobs) is has_jobs)
+    story = correct()
+    story.send(35, queue, task)
+    story.run(37, queue, task, "failure", peer="peer-3", lasts=0.1)
+    story.add("peer-3", leaves, "leaving", grace=0)
+    story.run(41.3, queue, task)
     assert ("a task ran again after its end" in rules_broken(story)) is broken
 
 
