@@ -12,8 +12,10 @@ import trio
 import worqr
 from tests.peer.conftest import mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import eventually, serving
+from tests.support.servers import Server
 from worqr.client.finished import UNREACHED
 from worqr.client.stored_schedules import call_with
+from worqr.keys import RegistryKeys
 
 pytestmark = pytest.mark.leaves("*")
 KEEP = worqr.Keep(jobs=100, days=1)
@@ -92,6 +94,19 @@ async def test_a_job_that_is_kept_is_known_by_its_id(linked: worqr.Mesh) -> None
     assert (await queue.read("order-4711")).status.state == "gone"
     with pytest.raises(worqr.UsageError, match="keeps no such job"):
         await queue.run_again(record.kept)
+
+
+async def test_what_has_ended_is_found_after_its_queue_was_deleted(
+    linked: worqr.Mesh, other: worqr.Mesh, server: Server
+) -> None:
+    await (await ended(linked, *(b"%d" % n for n in range(9)), shards=3)).delete()
+    async with other.connect():
+        queue = other.queue("Q1")
+        left = await queue.jobs(state="ended")
+        assert len(left) == 9
+        assert await queue.forget(*(job.kept for job in left)) == 9
+        await queue.delete()
+    assert server.client().hgetall(RegistryKeys(linked.prefix).shards) == {}
 
 
 @pytest.mark.parametrize("shards", [1, 3])

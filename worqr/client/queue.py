@@ -514,8 +514,9 @@ class Queue:
         """Delete all tasks and jobs that wait, are scheduled, suspended or blocked.
 
         Running tasks may finish; tasks that are given back afterwards are dropped. The next enqueue creates the queue again.
-        Several shards are deleted one after the other. The number of shards is forgotten if the queue is then empty, no
-        worker serves it, and no operator has paused or limited it or a lane. Batches whose home queue this is are cancelled.
+        Several shards are deleted one after the other. The number of shards is forgotten if the queue is then empty and keeps
+        no ended jobs, no worker serves it, and no operator has paused or limited it or a lane. Batches whose home queue this
+        is are cancelled.
         """
         shards = await self._client.sharding.shards(self._keys)
         for keys in shards:
@@ -542,6 +543,10 @@ class Queue:
             or info.paused is not None
             or info.limits_overridden
             or any(shard.lane_rules for shard in found)
+            or any(
+                page.jobs or page.more
+                for page in await ask_each(self._client, shards, lambda keys: ops.list_kept(keys, limit=1))
+            )
         ):
             await self._client.sharding.forget(self.name)
 
