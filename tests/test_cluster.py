@@ -244,6 +244,47 @@ async def test_a_slot_is_moved_while_its_queue_is_worked_on(cluster: Cluster) ->
     await trio.to_thread.run_sync(move_slot, cluster, slot_of("worqr:{Q0}"), source)
 
 
+async def test_functions_on_two_nodes_share_a_limit_on_a_third_that_moves_and_fails_over(cluster: Cluster) -> None:
+    limit, ran, inside, most = worqr.Limit(2, name="Q2"), Counter[str](), 0, 0
+    meshes = [worqr.Mesh(cluster.url) for _ in range(2)]
+
+    async def call(queue: str) -> None:
+        nonlocal inside, most
+        inside, most = inside + 1, max(most, inside + 1)
+        await trio.sleep(0.002)
+        inside, ran[queue] = inside - 1, ran[queue] + 1
+
+    def function_of(mesh: worqr.Mesh, queue: str) -> worqr.Function[[], None]:
+        @mesh.task(name=queue, limit=limit)
+        async def run() -> None:
+            await call(queue)
+
+        return run
+
+    functions = [function_of(mesh, queue) for mesh, queue in zip(meshes, ("Q0", "Q1"), strict=True)]
+    slot, source, target = slot_of("worqr:{Q2}"), cluster.owner("worqr:{Q2}"), cluster.owner("worqr:{Q0}")
+
+    async def more(number: int) -> None:
+        end = {queue: ran[queue] + number for queue in ("Q0", "Q1")}
+        for mesh, function in zip(meshes, functions, strict=True):
+            await mesh.enqueue_many([function.call() for _ in range(number)])
+        await until(lambda: all(ran[queue] >= end[queue] for queue in end), what="runs of both functions")
+
+    async with meshes[0].join(), meshes[1].join(), trio.open_nursery() as nursery:
+        await more(20)
+        nursery.start_soon(more, 300)
+        await trio.to_thread.run_sync(move_slot, cluster, slot, target)
+        await more(20)
+        await trio.to_thread.run_sync(move_slot, cluster, slot, source)
+        await trio.to_thread.run_sync(fail_over, cluster.replica_of(source))
+        await more(20)
+        async with meshes[0].limit(limit):
+            [info] = await meshes[1].limits()
+            assert (info.name, info.concurrency, info.held > 0) == ("Q2", 2, True)
+        await until(lambda: ran == {"Q0": 360, "Q1": 360}, what="all runs")
+    assert most == 2
+
+
 async def test_finished_tasks_stay_finished_when_their_peer_leaves_while_their_slot_moves(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
