@@ -206,15 +206,18 @@ class Excuses:
         return "left while the server was away" if is_away else None
 
     def _left_before_it_knew(self, run: Run, until: float) -> str | None:
-        """Its worker was declared dead while the server was away for it, and its peer left without a new registration."""
-        at = self._history.left.get(run.peer)
-        if at is None or not until <= at <= until + NOTICED_WITHIN:
+        """Its worker was declared dead while the server was away for it, and its peer left, or was killed, without a new
+        registration.
+        """
+        ends = {"left": self._history.left.get(run.peer), "killed": self._history.killed.get(run.peer)}
+        how = next((how for how, at in ends.items() if at and until <= at <= until + NOTICED_WITHIN), None)
+        if how is None:
             return None
         begin = run.began if run.ended is None else run.ended
         away = max(
             (span.overlap(begin, until) for who in (run.peer, None) for span in self._away.get(who, ())), default=0
         )
-        return "declared dead, and left" if away >= FROZEN and self._unsettled(run, until) else None
+        return f"declared dead, and {how}" if away >= FROZEN and self._unsettled(run, until) else None
 
     def _ended_after_grace(self, run: Run, until: float) -> str | None:
         """Threads and processes that have not ended when their leaving peer's grace is over: their tasks are given back. The peer

@@ -622,11 +622,15 @@ def test_a_peer_that_left_while_the_server_was_away_is_an_excuse_but_not_while_a
         assert rules_broken(story) == broken
 
 
-def test_a_worker_that_was_cut_off_and_left_before_it_knew_is_an_excuse() -> None:
-    for end, left, broken in ((44, 46.0, False), (40.9, 46.0, True), (44, 70.0, True)):
+@pytest.mark.parametrize("how", ["left", "killed"])
+def test_a_worker_that_was_cut_off_and_ended_before_it_knew_is_an_excuse(how: str) -> None:
+    for end, at, broken in ((44, 46.0, False), (40.9, 46.0, True), (44, 70.0, True)):
         story = twice(again=44)
         story.world(end, "trouble", begin=40.05, end=end, who="peer-2", why="half-open connections")
-        story.add("peer-2", left, "left")
+        if how == "left":
+            story.add("peer-2", at, "left")
+        else:
+            story.world(at, "killed", who="peer-2")
         assert rules_broken(story) == ({"a task ran again after its end"} if broken else set())
 
 
