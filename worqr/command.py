@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from worqr.errors import WorqrBug
 from worqr.lua import Script, script
@@ -20,8 +22,7 @@ T_co = TypeVar("T_co", covariant=True)
 Argument = bytes | str | int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Merge(Generic[T_co]):
+class Merge(msgspec.Struct, Generic[T_co], frozen=True, eq=False):
     """How the link joins a call with other calls of its kind on the same base that wait at the same time.
 
     Attributes:
@@ -37,8 +38,7 @@ class Merge(Generic[T_co]):
     pick: Callable[[Any, int], T_co] | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Command(Generic[T_co]):
+class Command(msgspec.Struct, Generic[T_co], eq=False):
     """One call of one script, checked and ready to be packed. Set once; not frozen, because that would double its cost.
 
     Attributes:

@@ -421,8 +421,7 @@ def _moment(local: datetime, zone: tzinfo) -> datetime:
         local = local.replace(second=0) + _MINUTE
 
 
-@dataclass(frozen=True, slots=True)
-class DueFirings:
+class DueFirings(msgspec.Struct, frozen=True):
     """The leader's decision about the time since it last looked.
 
     Attributes:

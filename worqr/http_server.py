@@ -17,9 +17,10 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
+
+import msgspec
 
 from worqr.errors import UsageError
 
@@ -32,8 +33,7 @@ MOST_BYTES: Final = 8192
 _UNIX: Final = "unix:"
 
 
-@dataclass(frozen=True, slots=True)
-class BindAddress:
+class BindAddress(msgspec.Struct, frozen=True):
     """Where a server listens: a unix socket at `path`, or a TCP port. `host` empty: all addresses of the machine."""
 
     host: str = ""
@@ -65,16 +65,14 @@ class BindAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct, frozen=True):
     """A GET or HEAD request. `path` is without the query; `accept` is the header of this name."""
 
     path: str
     accept: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpReply:
+class HttpReply(msgspec.Struct, frozen=True):
     """A reply: its status, its body, and the type of the body."""
 
     status: HTTPStatus

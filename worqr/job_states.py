@@ -11,8 +11,9 @@ expiry of a finished or cancelled job after its ``result_ttl``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from worqr.stored_values import public_name
 
@@ -34,8 +35,7 @@ ENDS: Final[tuple[State, ...]] = ("finished", "failed", "undecodable", "cancelle
 Actor = Literal["producer", "worker", "leader", "operator"]
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(msgspec.Struct, frozen=True):
     """The actor of a transaction, and its moves: from each state to one of several."""
 
     by: Actor

@@ -15,6 +15,8 @@ from itertools import count, product
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Final
 
+import msgspec
+
 from worqr.errors import UsageError
 from worqr.stored_values import as_bytes
 from worqr.validation import check_between
@@ -25,8 +27,7 @@ from worqr.validation import check_between
 # claim.
 
 
-@dataclass(frozen=True, slots=True)
-class LaneKeys:
+class LaneKeys(msgspec.Struct, frozen=True):
     """The keys of the lanes of `queue`."""
 
     queue: QueueKeys
@@ -95,8 +96,7 @@ class LaneKeys:
 # `worqr/lua/batches.lua` says what is in them.
 
 
-@dataclass(frozen=True, slots=True)
-class BatchKeys:
+class BatchKeys(msgspec.Struct, frozen=True):
     """The keys of the batches whose home is `queue`, of its parts of batches, and its outbox."""
 
     queue: QueueKeys
@@ -147,8 +147,7 @@ def keys_at(prefix: str, base: str) -> QueueKeys:
 # `worqr/lua/queue.lua` says what is in them.
 
 
-@dataclass(frozen=True, slots=True)
-class RoomKeys:
+class RoomKeys(msgspec.Struct, frozen=True):
     """The key and the channel of the producers that wait for room in `queue`."""
 
     queue: QueueKeys
@@ -168,8 +167,7 @@ class RoomKeys:
 # `worqr/lua/limits.lua` says what is in them.
 
 
-@dataclass(frozen=True, slots=True)
-class LimitKeys:
+class LimitKeys(msgspec.Struct, frozen=True):
     """The keys and the channel of the limit `name`, in the slot of the queue of that name. All but the base expire in a minute,
     or after the period.
     """
@@ -569,8 +567,7 @@ class QueueKeys:
         return f"{self.base}:wake:{worker}"
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryKeys:
+class RegistryKeys(msgspec.Struct, frozen=True):
     """The keys of the mesh as a whole, all in the slot of ``{prefix}``."""
 
     prefix: str

@@ -16,17 +16,17 @@ import threading
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from logging import DEBUG, ERROR, INFO, WARNING
 from types import CodeType, TracebackType
 from typing import Any, Final
+
+import msgspec
 
 from worqr.stored_values import readable
 from worqr.tracebacks import shortened, text_of
 
 
-@dataclass(frozen=True, slots=True)
-class LogEvent:
+class LogEvent(msgspec.Struct, frozen=True):
     """One kind of log line. The first of `levels` is the usual one; `fields` are those that its records may carry."""
 
     levels: tuple[int, ...]

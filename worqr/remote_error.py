@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from itertools import islice
@@ -45,8 +45,7 @@ _NESTING: Final = 10
 """Containers inside containers of an attribute that is sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
+class Description(msgspec.Struct, frozen=True):
     """An exception as text.
 
     Attributes:

@@ -7,13 +7,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from tests.link.conftest import LinkTo
 from tests.link.nodes import ALL, HALVES, NUMBERED, SILENT, FakeNode, Fakes, errs, fakes_of

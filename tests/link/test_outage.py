@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, append, echo, kill_connections, lines, log, notice, until

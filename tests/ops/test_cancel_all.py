@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from tests.ops.driver import FENCE, FUTURE, Desk, Expires, claim
 from worqr import ops

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -25,6 +24,7 @@ from hypothesis.stateful import (
     initialize,
     rule,
 )
+from msgspec.structs import replace
 
 from tests.ops.job_lanes import LANES, RATE_MS, Seen, take_lane_keys, wrong
 from tests.ops.job_model import Model

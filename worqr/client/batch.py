@@ -15,10 +15,11 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast
+
+import msgspec
 
 from worqr import ops
 from worqr.batches import KEEP, OPEN_FOR, BatchInfo, BatchRef, BatchState, follow_up_options, milliseconds, sum_counts
@@ -552,8 +553,7 @@ class BatchOptions(TypedDict, total=False):
     """Names and texts that the follow-up can read, at most 4 KiB as JSON. Default: none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The checked options of a batch. `facts`: fields of its record."""
 
     then: Call[Any] | None

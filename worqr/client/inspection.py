@@ -432,8 +432,7 @@ async def read_histories(client: Client, queues: Sequence[QueueKeys], minutes: i
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
+class _Span(msgspec.Struct, frozen=True):
     """The records of some minutes: how many there are, and the minutes between two of them."""
 
     step: Step

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar, cast
 from urllib.parse import quote, unquote
@@ -465,8 +465,7 @@ def read_address(address: object) -> tuple[str, int, str]:
     return unquote(parts[0]), int(parts[1]), unquote(parts[2])
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
+class Results(msgspec.Struct, frozen=True):
     """How to decode the results of a function, by kind and bytes, and whether its workers keep them."""
 
     decode: Callable[[str, bytes], Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import tzinfo
 from itertools import chain
 from typing import Any, Final
@@ -109,8 +109,7 @@ def _note_untraced(definition: Definition, error: BaseException) -> None:
     emit(logger, "fire_schedule", text, schedule=definition.name, error=one_line(error))
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCall:
+class StoredCall(msgspec.Struct, frozen=True):
     """The call of a stored schedule, as it is in its queue."""
 
     options: dict[str, Any]

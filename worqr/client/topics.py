@@ -153,8 +153,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
         return {name: value for name, value in found.items() if value}
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribed:
+class Subscribed(msgspec.Struct, frozen=True):
     """What a handler is subscribed to. The queues of its aliases, which it serves too, are not: it would get events twice."""
 
     patterns: tuple[str, ...]

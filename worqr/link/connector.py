@@ -30,12 +30,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 import hiredis
+import msgspec
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrBug, WorqrError, WrongVersion
 from worqr.keys import RegistryKeys
@@ -209,8 +209,7 @@ _SAFE_POLICIES = ("noeviction", "")  # some providers hide the policy
 _OLDEST = {"Redis": (7, 0), "Valkey": (7, 2)}
 
 
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
+class ServerInfo(msgspec.Struct, frozen=True):
     """The facts from INFO; empty where the user's permissions do not allow it."""
 
     server: str = ""
@@ -878,8 +877,7 @@ def error_of(errors: Sequence[WorqrError]) -> WorqrError:
 _WORTH_TELLING = 0.1  # seconds
 
 
-@dataclass(slots=True)
-class Outage:
+class Outage(msgspec.Struct):
     """The outage of one server, if there is one now.
 
     Attributes:
@@ -898,7 +896,7 @@ class Outage:
     remedy: str = ""
     stood: bool = False
     answers: bool = False
-    _told: bool = field(default=False)
+    _told: bool = False
 
     def begin(
         self, cause: str, *, waiting: int = 0, quiet: bool = False, remedy: str = "", answers: bool = False

@@ -22,9 +22,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from worqr.command import Command
 from worqr.errors import Unavailable, WorqrError
@@ -50,8 +51,7 @@ from worqr.link.settings import LinkSettings
 R = TypeVar("R")
 
 
-@dataclass(slots=True)
-class Sent(Generic[R]):
+class Sent(msgspec.Struct, Generic[R]):
     """A command that waits for its reply: a beat, or a SCRIPT LOAD (`call` is None)."""
 
     call: Command[R] | None

@@ -21,9 +21,9 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar, cast
 
+import msgspec
 import trio
 
 from worqr.command import Command
@@ -106,8 +106,7 @@ MOST_CLIENTS: Final = 2000
 _CLIENT_NAME: Final = re.compile(r"(?:^| )name=(\S*)")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerStats:
+class ServerStats(msgspec.Struct, frozen=True):
     """Numbers of one server; None where the user may not ask, or the provider hides them.
 
     Attributes:
@@ -138,8 +137,7 @@ def read_server_stats(settings: LinkSettings, resolver: EndpointResolver, timeou
     return ServerStats(memory, most, policy == "noeviction" if policy else None, clients)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReport:
+class ServerReport(msgspec.Struct, frozen=True):
     """What one server reports of itself.
 
     Attributes:
@@ -150,8 +148,8 @@ class ServerReport:
     """
 
     address: str
-    info: Mapping[str, str] = field(default_factory=dict[str, str])
-    clients: Mapping[str, int] = field(default_factory=dict[str, int])
+    info: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    clients: Mapping[str, int] = msgspec.field(default_factory=dict[str, int])
     problem: str = ""
 
 

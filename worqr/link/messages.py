@@ -17,9 +17,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
 from worqr.link.connector import MOVED, Connector, EndpointResolver, State, Transport, Wire, open_connection, pack
@@ -52,8 +53,7 @@ _CHANNELS_PER_COMMAND = 500
 Command = tuple[str | bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(msgspec.Struct, frozen=True):
     """The commands and replies of one kind of channels: plain ones, or those of a cluster slot (`sharded`)."""
 
     subscribe: str
@@ -84,10 +84,9 @@ class Listener:
         self.refused: set[bytes] = set()
 
 
-@dataclass(slots=True, eq=False)
-class _Channel:
+class _Channel(msgspec.Struct, eq=False):
     name: str
-    listeners: list[Listener] = field(default_factory=list[Listener])
+    listeners: list[Listener] = msgspec.field(default_factory=list[Listener])
     on_wire: bool = False
     stands: bool = False
 

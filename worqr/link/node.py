@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
 import trio
 
 from worqr.errors import Unavailable, UsageError, WorqrBug, WorqrError
@@ -114,8 +115,7 @@ class ConnectionHistory:
     evicts: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LinkCondition:
+class LinkCondition(msgspec.Struct, frozen=True):
     """The state of the connections of a link, for metrics.
 
     Attributes:

@@ -19,8 +19,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, cast
+
+import msgspec
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
 from worqr.link.connector import EndpointWatcher, OnSilence, StaticEndpoint, Wire, WireHolder, error_of, open_connection
@@ -41,8 +42,7 @@ _FIND = 3.0  # seconds that a caller waits for the first look
 _SLICE = 0.1  # seconds: how late `close` may be noticed
 
 
-@dataclass(frozen=True, slots=True)
-class SentinelReport:
+class SentinelReport(msgspec.Struct, frozen=True):
     """The view of one Sentinel: the primary, the number of the decision, a failover in progress, and the time of the reply
     (monotonic).
     """

@@ -26,11 +26,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Final, cast
 
 import hiredis
+import msgspec
+from msgspec.structs import replace
 
 from worqr.command import Command
 from worqr.errors import (
@@ -505,12 +506,11 @@ _HELD_ALONE_MAX = 30.0
 _SCAN_PAUSE = 0.05  # seconds: how late an expiry may be noticed; keeps thousands of deadlines from costing a scan each
 
 
-@dataclass(slots=True)
-class Held:
+class Held(msgspec.Struct):
     """The requests of one base in their order, or a request that is held alone. None of them is sent before `until`."""
 
     until: float
-    requests: deque[Request] = field(default_factory=deque[Request])
+    requests: deque[Request] = msgspec.field(default_factory=deque[Request])
 
 
 class RequestQueue:
@@ -851,8 +851,7 @@ class Phase(enum.Enum):
     LOST = "the connection is lost"
 
 
-@dataclass(slots=True)
-class BatchResult:
+class BatchResult(msgspec.Struct):
     """The requests of a batch that do not have their outcome yet.
 
     Attributes:
@@ -865,10 +864,10 @@ class BatchResult:
         settled: at least one request of the batch has its outcome.
     """
 
-    answered: list[Request] = field(default_factory=list[Request])
-    again: dict[ErrorAction, list[Request]] = field(default_factory=dict[ErrorAction, list[Request]])
-    moved: list[tuple[Request, str]] = field(default_factory=list[tuple[Request, str]])
-    unanswered: list[Request] = field(default_factory=list[Request])
+    answered: list[Request] = msgspec.field(default_factory=list[Request])
+    again: dict[ErrorAction, list[Request]] = msgspec.field(default_factory=dict[ErrorAction, list[Request]])
+    moved: list[tuple[Request, str]] = msgspec.field(default_factory=list[tuple[Request, str]])
+    unanswered: list[Request] = msgspec.field(default_factory=list[Request])
     lost: ConnectionLost | None = None
     cause: str = ""
     settled: bool = False

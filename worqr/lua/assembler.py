@@ -16,11 +16,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice, pairwise, product
 from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits
 from typing import Final
+
+import msgspec
 
 _TOKEN: Final = re.compile(
     r"""
@@ -252,8 +253,7 @@ class Definition(Code):
         return found[1] if found else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(msgspec.Struct, frozen=True):
     """One transaction: its name, its header, and the lines of its function, as if they stood at the top of a file."""
 
     name: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -25,8 +24,7 @@ _UNOPENED_MS: Final = 7 * 86_400_000
 """ms for which a queue holds the follow-ups of a batch whose home has not said yet that it was opened."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedPart:
+class OpenedPart(msgspec.Struct, frozen=True):
     """Reply of open_part. `status` is ok, cancelled, ended, unknown or full. `options` is the option `batch` of a dispatch."""
 
     status: str
@@ -34,8 +32,7 @@ class OpenedPart:
     options: Mapping[str, object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PartRow:
+class PartRow(msgspec.Struct, frozen=True):
     """What the home knows of a part. `counts`: members added, finished, failed, cancelled, lost, failures."""
 
     base: str
@@ -44,8 +41,7 @@ class PartRow:
     counts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
+class BatchRow(msgspec.Struct, frozen=True):
     """What is stored about a batch: its id, the fields of its record, and its parts."""
 
     id: str
@@ -53,8 +49,7 @@ class BatchRow:
     parts: tuple[PartRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchCheck:
+class BatchCheck(msgspec.Struct, frozen=True):
     """A batch whose open parts are to be told that it is sealed or, with a `reason`, that it was cancelled."""
 
     id: str
@@ -64,8 +59,7 @@ class BatchCheck:
     parts: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sealed:
+class Sealed(msgspec.Struct, frozen=True):
     """Reply of seal_batch: the state then, the `keep` of the batch, and the parts that are to be told, with their versions."""
 
     state: str
@@ -73,8 +67,7 @@ class Sealed:
     parts: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxMessage:
+class OutboxMessage(msgspec.Struct, frozen=True):
     """A message of an outbox: its topic, the bytes that are stored, and what it says: report, cancel, release, keep, ended,
     cancel_child or look, with the parts that take_outbox documents.
     """

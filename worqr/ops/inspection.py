@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast
 
+import msgspec
+
 from worqr.command import (
     MAX_BYTES,
     MAX_ITEMS,
@@ -133,8 +135,7 @@ def read_runs(keys: QueueKeys) -> Command[dict[str, int]]:
     return new_call("read_runs", keys.base, (), read)
 
 
-@dataclass(frozen=True, slots=True)
-class ServedPolicy:
+class ServedPolicy(msgspec.Struct, frozen=True):
     """Handler options with which workers serve a queue.
 
     `workers`: the first of them by id. `number`: how many they are. `fields`: the options as a job's record has them, with
@@ -175,8 +176,7 @@ def _shown_options(stored: str | None) -> dict[str, str]:
     return {str(name): str(value) for name, value in cast("dict[object, object]", found).items()}
 
 
-@dataclass(frozen=True, slots=True)
-class FoundTask:
+class FoundTask(msgspec.Struct, frozen=True):
     """Reply of find_task: places in the queue, ids of jobs, and claims. `complete`: no task with this payload is left out."""
 
     complete: bool
@@ -244,8 +244,7 @@ class RunningTask:
     summary: TaskSummary
 
 
-@dataclass(frozen=True, slots=True)
-class RunningPage:
+class RunningPage(msgspec.Struct, frozen=True):
     """Reply of list_running: the tasks, the longest-running first, and the last worker whose claims were looked at."""
 
     more: bool
@@ -298,8 +297,7 @@ def list_running(
     return new_call("list_running", keys.base, args, read)
 
 
-@dataclass(frozen=True, slots=True)
-class JobPage:
+class JobPage(msgspec.Struct, frozen=True):
     """Reply of list_jobs: list positions in order, each with its cursor. The summary is None if no job of the state is there."""
 
     more: bool
@@ -346,8 +344,7 @@ Step = Literal[1, 10]
 """Minutes of a record: there are two rings."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredHistory:
+class StoredHistory(msgspec.Struct, frozen=True):
     """Reply of read_history: the queue at this moment, and the stored records: those asked for and the newest one before them."""
 
     now: Record
@@ -436,8 +433,7 @@ class FoundJob:
     dead_letter: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPage:
+class FoundPage(msgspec.Struct, frozen=True):
     """Reply of list_kept and list_tagged. `too_large`: not all jobs of the tag are in its set."""
 
     more: bool
@@ -521,8 +517,7 @@ def cancel_tagged(
     return new_call("cancel_tagged", keys.base, (tag, after, budget, reason), read, numbered=True)
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetReply:
+class ForgetReply(msgspec.Struct, frozen=True):
     """Reply of forget_tagged: numbers of what was deleted, and where the next step begins."""
 
     more: bool
@@ -558,8 +553,7 @@ def drop_kept_jobs(keys: QueueKeys, numbers: Sequence[int]) -> Command[int]:
     return new_call("drop_kept_jobs", keys.base, tuple(numbers), _number, numbered=True)
 
 
-@dataclass(frozen=True, slots=True)
-class RunAgain:
+class RunAgain(msgspec.Struct, frozen=True):
     """Reply of run_again: ok, gone or cut; the id and the number of the new job."""
 
     word: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+import msgspec
 
 from worqr.command import (
     MAX_BYTES,
@@ -28,8 +29,7 @@ SCAN_LIMIT: Final = 10_000
 """Claims that one script inspects at most when it cancels by payload."""
 
 
-@dataclass(frozen=True, slots=True)
-class CancelReply:
+class CancelReply(msgspec.Struct, frozen=True):
     """Reply of a cancel: tasks removed while waiting, claims marked while running, and the cursor if there is more."""
 
     more: bool
@@ -120,8 +120,7 @@ def resume(keys: QueueKeys) -> Command[str]:
 FIRST_CANCEL_STEP: Final = "suspended 0"
 
 
-@dataclass(frozen=True, slots=True)
-class LaneRow:
+class LaneRow(msgspec.Struct, frozen=True):
     """One lane, as list_lanes returns it.
 
     Attributes:
@@ -195,8 +194,7 @@ DeadLetterClaim = int | bytes
 """A claim under which a task failed; as bytes if another program has written something else there."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterPage:
+class DeadLetterPage(msgspec.Struct, frozen=True):
     """Reply of list_aside: the claim and record fields of each entry, and the cursor of the next page if there is one.
 
     `number`: the records of these times on this page and behind it, whatever their error is.

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import msgspec
+
 from worqr.command import (
     MAX_ITEMS,
     Argument,
@@ -39,8 +41,7 @@ WATCHED_EXPIRE_S: Final = 30
 """How long the leader goes on writing snapshots after the last read."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSnapshot:
+class StoredSnapshot(msgspec.Struct, frozen=True):
     """Reply of read_snapshot: the server's time, and the snapshot as it is stored; None if there is none. `memory`: the used part
     of the limit of the server's memory; None if there is none, or the user may not ask.
     """
@@ -87,8 +88,7 @@ NOTE_EVERY: Final = 600.0
 """Seconds between two notes of a queue by a producer or peer that uses it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(msgspec.Struct, frozen=True):
     """Reply of keep_worker_alive.
 
     Attributes:
@@ -117,8 +117,7 @@ class WorkerHeartbeats:
     dying: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
+class WorkerRow(msgspec.Struct, frozen=True):
     """A worker as `list_workers` returns it. `ttl_ms`: until its keepalive key expires; -1: never, -2: there is none."""
 
     worker: str
@@ -128,8 +127,7 @@ class WorkerRow:
     queues: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkersPage:
+class WorkersPage(msgspec.Struct, frozen=True):
     """Reply of list_workers: the worker id of the leader ('' for none), workers by id, and the ids after which the further pages
     begin.
     """
@@ -139,8 +137,7 @@ class WorkersPage:
     cursors: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class QueuesPage:
+class QueuesPage(msgspec.Struct, frozen=True):
     """Reply of list_queues: the server's time, names with the times in ms at which they were noted, the last noted first, where
     the next page begins (None: there is none), and whether a program reads snapshots of the mesh.
     """
@@ -346,16 +343,14 @@ def adopt_worker(keys: RegistryKeys, worker: str, queue: str) -> Command[str]:
 # The outboxes in databases: who sweeps their tables, and what is in them.
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxLease:
+class OutboxLease(msgspec.Struct, frozen=True):
     """Reply of lease_outbox: whether the caller holds the lease, and the JSON that is stored about the table; '' for none."""
 
     held: bool
     facts: str
 
 
-@dataclass(frozen=True, slots=True)
-class StoredOutbox:
+class StoredOutbox(msgspec.Struct, frozen=True):
     """One outbox as list_outboxes returns it. `idle_ms`: since the last lease ended; 0: a worker holds it."""
 
     id: str
@@ -414,8 +409,7 @@ declarations of one worker.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTopics:
+class StoredTopics(msgspec.Struct, frozen=True):
     """The subscription of one queue: its facts, and for each pattern how many ms ago a worker has declared it."""
 
     queue: str
@@ -525,8 +519,7 @@ def _entry(id: str, fields: dict[str, str]) -> LogEntry:
 _CHANGES: Final[tuple[Literal["", "limits", "lanes"], ...]] = ("", "limits", "lanes")
 
 
-@dataclass(frozen=True, slots=True)
-class ReleasedClaims:
+class ReleasedClaims(msgspec.Struct, frozen=True):
     """Reply of stop_work and fail_worker: whether there is more to do, and how many claims ended in which way."""
 
     more: bool
@@ -577,8 +570,7 @@ def stop_work(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Command[R
     return new_call("stop_work", keys.base, (worker, limit), _read_released, numbered=True)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundClaims:
+class FoundClaims(msgspec.Struct, frozen=True):
     """Reply of find_claims: the server that was asked, the cursor of the next call (0: this was the last), and keys of claims."""
 
     run_id: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -68,8 +68,7 @@ class ScheduleRow:
     ended: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Schedules:
+class Schedules(msgspec.Struct, frozen=True):
     """Reply of list_schedules: the server's time, a page of facts by schedule, and the cursor of the next page ("0": none)."""
 
     now: int
@@ -91,8 +90,7 @@ class Schedules:
         return [_row(name, found[name]) for name in sorted(found) if "def" in found[name]]
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """The progress of a schedule: the stored values that the leader read, and the new ones.
 
     Attributes:
@@ -110,8 +108,7 @@ class Tick:
     ran: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DueSchedules:
+class DueSchedules(msgspec.Struct, frozen=True):
     """Reply of tick_schedules.
 
     Attributes:
@@ -308,8 +305,7 @@ def drop_outdated_schedules(
     return new_call("drop_outdated_schedules", keys.base, (start, limit), read)
 
 
-@dataclass(frozen=True, slots=True)
-class Firing:
+class Firing(msgspec.Struct, frozen=True):
     """One firing of a schedule; times in ms.
 
     Attributes:
@@ -329,7 +325,7 @@ class Firing:
     version: str = ""
     workflow: bool = False
     lifetime_ms: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    options: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 def fire_schedules(keys: QueueKeys, firings: Sequence[Firing], *, judged_at: int) -> Command[list[str]]:
@@ -453,8 +449,7 @@ def lease_prefix(keys: RegistryKeys, prefix: str, holder: str, lease_ms: int) ->
     return new_call("lease_prefix", keys.base, (prefix, holder, lease_ms, SCHEDULES_EXPIRE_S), read)
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(msgspec.Struct, frozen=True):
     """Reply of survey_schedules: the server's time, how many schedules are declared, stored and overdue, and rows."""
 
     now: int

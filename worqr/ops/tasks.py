@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -37,8 +37,7 @@ from worqr.remote_error import fields_as_json
 from worqr.stored_values import finite, stored_word, whole
 
 
-@dataclass(frozen=True, slots=True)
-class StartReply:
+class StartReply(msgspec.Struct, frozen=True):
     """Reply of start_tasks: its status word, the first claim's fence number, and one entry per claim.
 
     With the words `short`, `limited` and `resting`, it has the number of workers that wait for tasks of this queue, including
@@ -101,7 +100,7 @@ _ONE = Merge(1, _join_enqueues, 1)
 def enqueue_traced(plain: Command[int], meta: str) -> Command[int]:
     """Return an `enqueue` as a call that stores its tasks with the context of a trace, as their `meta`."""
     args = (*plain.args[:2], meta, *plain.args[2:])
-    return replace(plain, script=script("enqueue_traced"), args=args, merge=None)
+    return msgspec.structs.replace(plain, script=script("enqueue_traced"), args=args, merge=None)
 
 
 def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Command[StartReply]:
@@ -301,24 +300,21 @@ MANY_RECORDS: Final = 10
 """Dead-letter records of one id that are read, at most; and other jobs with its payload."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """One record: its fields, and the bytes of its whole payload. The field `task` has the beginning of it."""
 
     size: int
     fields: Mapping[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResult:
+class StoredResult(msgspec.Struct, frozen=True):
     """The fields of a result without its value, and the ms until it expires."""
 
     left_ms: int
     fields: Mapping[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Everything:
+class Everything(msgspec.Struct, frozen=True):
     """Reply of read_job. `run` and `job` are None if the id does not run, or does not wait; `reserved_ms` is -1 if it is free.
     `results` are the newest and the one before it; None: it is not stored. `twins` are other jobs that were plain tasks with the
     same payload.
@@ -372,8 +368,7 @@ def read_payload(keys: QueueKeys, id: str = "", claim: int | None = None) -> Com
 _DISPATCH: Final = script("dispatch_jobs")
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatched:
+class Dispatched(msgspec.Struct, frozen=True):
     """The outcome of one dispatch (created, updated, blocked, unchanged, duplicate, full or sent), with the id and number of its
     handle.
     """
@@ -554,8 +549,7 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Command[JobState]:
 # Permits of named limits.
 
 
-@dataclass(frozen=True, slots=True)
-class PermitReply:
+class PermitReply(msgspec.Struct, frozen=True):
     """Reply of take_permits.
 
     Attributes:
@@ -607,8 +601,7 @@ def renew_permits(keys: LimitKeys, permits: Sequence[str], lease_ms: int) -> Com
     return new_call("renew_permits", keys.base, (lease_ms, *permits), expect_ok)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitUse:
+class LimitUse(msgspec.Struct, frozen=True):
     """Reply of look_at_limit.
 
     Attributes:

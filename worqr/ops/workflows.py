@@ -113,8 +113,7 @@ def end_wait(keys: QueueKeys, id: str, key: str, *, number: int = 0, life: int =
     return new_call("end_wait", keys.base, (id, number, life, key), read, numbered=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Rewound:
+class Rewound(msgspec.Struct, frozen=True):
     """Reply of rewind_job: ok, active, unknown, unordered, taken, closing or none.
 
     Attributes:

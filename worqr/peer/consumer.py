@@ -29,7 +29,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from itertools import count
@@ -39,6 +38,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from weakref import WeakSet
 
+import msgspec
 import trio
 
 from worqr import child_processes, ops
@@ -694,8 +694,7 @@ functions that ask in another order would refuse each other for ever.
 NO_PERMITS = "queue %(queue)r: no task starts, because limit %(limit)r grants no permits; trying again: %(error)s"
 
 
-@dataclass(frozen=True, slots=True)
-class SharedLimit:
+class SharedLimit(msgspec.Struct, frozen=True):
     """A limit with a name that holds for the handlers of a queue. `cost`: of each run. `text`: see `worqr.limits`."""
 
     keys: LimitKeys
@@ -865,8 +864,7 @@ class StartPermits:
             self._return(list(self._limits)[:1], [self._first])
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerServices:
+class ConsumerServices(msgspec.Struct, frozen=True):
     """The parts of a peer that all its consumers use."""
 
     link: Link
@@ -882,8 +880,7 @@ class ConsumerServices:
     permits: HeldPermits | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class QueueOptions:
+class QueueOptions(msgspec.Struct, frozen=True):
     """What a handler declares of its queue, or of one shard of it.
 
     Attributes:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import trio
 
 from worqr.log_events import emit_fields
@@ -86,8 +86,7 @@ LINES = 100
 PERIOD = 60.0
 
 
-@dataclass(slots=True)
-class _Logged:
+class _Logged(msgspec.Struct):
     text: str
     at: float
     repeated: int = 0

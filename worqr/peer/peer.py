@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+import msgspec
 import trio
 
 from worqr.errors import UsageError
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 # `PeerReadings`: the state of one peer as numbers, for metrics. Reading them does no I/O, and works from any thread.
 
 
-@dataclass(frozen=True, slots=True)
-class PeerReadings:
+class PeerReadings(msgspec.Struct, frozen=True):
     """The state of a peer that has joined.
 
     Attributes:

@@ -22,13 +22,13 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from math import ceil
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Literal
 
+import msgspec
 import trio
 from trio_util import RepeatedEvent
 
@@ -666,8 +666,7 @@ UNUSED_FACTOR: Final = 0.95
 """Factors of the concurrency after a second with too much load, and after a second in which half of it was unused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """The measurements of one second.
 
     Attributes:

@@ -17,10 +17,11 @@ import re
 import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import trio
+from msgspec.structs import replace
 from trio_util import RepeatedEvent
 
 from worqr import ops
@@ -182,8 +183,7 @@ class OperatorRequests:
 UNDO_PATIENCE = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatCounts:
+class HeartbeatCounts(msgspec.Struct, frozen=True):
     """How many heartbeats failed, and how often the loop was found blocked for over a second."""
 
     failed: int = 0
