@@ -855,6 +855,31 @@ async def test_a_step_that_the_handler_calls_again_after_an_error_is_the_same_st
     assert calls == ["charge", "charge"]
 
 
+async def test_a_step_whose_name_ends_in_a_number_is_the_same_step_when_it_is_called_again(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[int]()
+
+    @mesh.step(name="charge")
+    async def charge(order: int) -> str:
+        calls.append(order)
+        if len(calls) == 1:
+            raise ConnectionError("away")
+        return "paid"
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> str:
+        pay = charge.named("order #7")
+        try:
+            paid = await pay(7)
+        except ConnectionError:
+            paid = await pay(7)
+        await worqr.wait_for("approved", Approval)
+        return paid
+
+    async with mesh.join():
+        assert await approved(await fulfil.dispatch()) == "paid"
+    assert calls == [7, 7]
+
+
 async def test_a_step_that_is_told_to_wait_waits_before_its_next_try(new_mesh: NewMesh) -> None:
     mesh, calls = new_mesh(), list[str]()
 

@@ -127,7 +127,7 @@ class Flow:
                     f"two tasks of this run call {key!r}, and a later run could not tell which is which: {remedy}"
                 )
             number = self._numbers.get(key, 0) + 1
-            found = key if number == 1 else f"{key} #{number}"
+            found = _numbered(key, number)
             if self._given.setdefault(found, key) != key:
                 raise UsageError(
                     f"the call {key!r} would have the name {found!r}, which {self._given[found]!r} has: {remedy}, without a "
@@ -148,10 +148,9 @@ class Flow:
 
     def give_back(self, key: str) -> None:
         """Note that a call has stored nothing, so the next equal call of the task gets its key."""
-        plain, _, number = key.rpartition(" #")
-        plain, number = (plain, number) if plain and number.isdecimal() else (key, "1")
         with self._lock:
-            if self._numbers.get(plain) == int(number):
+            plain = self._given.get(key, key)
+            if key == _numbered(plain, self._numbers.get(plain, 0)):
                 self._numbers[plain] -= 1
 
     def check(self) -> None:
@@ -375,6 +374,10 @@ class Flow:
 
 
 _LIMITED: Final = "the wait {} is inside a time limit, which would begin anew in each run: pass timeout= to the wait"
+
+
+def _numbered(key: str, number: int) -> str:
+    return key if number == 1 else f"{key} #{number}"
 
 
 def _is_limited(task: object, loop: object) -> bool:
