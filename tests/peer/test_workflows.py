@@ -282,11 +282,25 @@ async def gathers_exceptions() -> Approval | None:
     return found[0]
 
 
+async def takes_errors_as_results() -> Approval | None:
+    found = await asyncio.gather(wait(), asyncio.sleep(0.01), return_exceptions=True)
+    return next((each for each in found if isinstance(each, Approval)), None)
+
+
+async def looks_for_tasks_without_errors() -> Approval | None:
+    tasks = [asyncio.create_task(wait()), asyncio.create_task(asyncio.sleep(0.01))]
+    await asyncio.wait(tasks)
+    return next((each.result() for each in tasks[:1] if each.exception() is None), None)
+
+
 ON_TRIO = (
     *(catches_exceptions, suppresses_exceptions, waits_in_a_nursery, waits_in_a_shield, awaits_in_finally),
     *(raises_in_finally, makes_durable_calls_in_finally),
 )
-ON_ASYNCIO = (catches_exceptions, suppresses_exceptions, waits_in_a_task_group, gathers_exceptions)
+ON_ASYNCIO = (catches_exceptions, suppresses_exceptions, waits_in_a_task_group, gathers_exceptions) + (
+    takes_errors_as_results,
+    looks_for_tasks_without_errors,
+)
 
 
 @pytest.mark.parametrize("fulfil", ON_TRIO)

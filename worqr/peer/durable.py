@@ -46,6 +46,8 @@ QUIET: Final = 1.0
 FIRST_LOOK: Final = 0.01
 LONGEST_LOOK: Final = 1.0
 """Seconds between two looks at the other tasks of a run in which one waits: each pause is twice the one before it."""
+UNWINDING: Final = 1.0
+"""Seconds for which a task of the handler waits for the cancellation of the handler, which comes from another loop."""
 BUSY_AFTER: Final = 30.0
 """Seconds after which a wait is logged that cannot suspend the run, because another task of it goes on."""
 MAX_NAME: Final = 200
@@ -87,6 +89,7 @@ class Flow:
         self._given: dict[str, str] = {}
         self._waits: dict[str, tuple[Wait, float]] = {}
         self._parked: dict[object, Callable[[], object]] = {}
+        self._home = _caller()
         self._thread = threading.get_ident()
         self._steps = 0
         self._root: trio.lowlevel.Task | None = None
@@ -270,7 +273,8 @@ class Flow:
                     async with asyncio.timeout(pause):
                         await woken.wait()
                 pause, busy_at = self._looked(wait, pause, busy_at)
-            await asyncio.sleep(0)
+            is_inner = task is not self._home and not isinstance(self._home, threading.Thread)
+            await asyncio.sleep(UNWINDING if is_inner else 0)  # its error would be a result, as in gather
             self.check()
 
     def _is_quiet(self) -> bool:
