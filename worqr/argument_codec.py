@@ -694,6 +694,14 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments: each parameter is in one of them, defaults as well."""
 
 
+def _in_order(value: object) -> object:
+    if isinstance(value, set | frozenset):
+        return sorted(map(_in_order, cast("set[object]", value)), key=encode_json)
+    if isinstance(value, dict):
+        return {name: _in_order(each) for name, each in cast("dict[object, object]", value).items()}
+    return [*map(_in_order, cast("list[object]", value))] if isinstance(value, list | tuple) else value
+
+
 class ArgumentCodec:
     """Encodes and decodes the arguments of `function`. `name` is its name in errors. `stores_result`: workers keep its result.
 
@@ -882,6 +890,12 @@ class ArgumentCodec:
         except (Changed, RecursionError) as error:
             raise codec.refusal(name, error) from None
         return task
+
+    def named(self, values: Mapping[str, Any]) -> bytes:
+        """Return values that `encode` takes as they name a call: as a payload, with sets in the same order in each process."""
+        if (self._codec or self.ready()).raw:
+            return self.encode(values)
+        return encode_json(_in_order(values[self._names[0]] if self.payload_is_argument else values))
 
     def decode(self, task: bytes) -> Arguments:
         """Decode the arguments from `task`. Fields of newer producers are ignored; missing fields have their defaults.

@@ -297,9 +297,9 @@ ON_TRIO = (
     *(catches_exceptions, suppresses_exceptions, waits_in_a_nursery, waits_in_a_shield, awaits_in_finally),
     *(raises_in_finally, makes_durable_calls_in_finally),
 )
-ON_ASYNCIO = (catches_exceptions, suppresses_exceptions, waits_in_a_task_group, gathers_exceptions) + (
-    takes_errors_as_results,
-    looks_for_tasks_without_errors,
+ON_ASYNCIO = (
+    *(catches_exceptions, suppresses_exceptions, waits_in_a_task_group, gathers_exceptions),
+    *(takes_errors_as_results, looks_for_tasks_without_errors),
 )
 
 
@@ -1006,6 +1006,30 @@ async def test_a_workflow_uses_the_results_of_the_jobs_that_it_starts(new_mesh: 
             job: worqr.Job[Any] = await function.dispatch(n)
             assert await job.result(PATIENCE) == [Approval(f"{n}.{line}") for line in range(5)]
             assert sorted(packed) == [0, 1, 2, 3, 4]
+
+
+async def test_sets_in_arguments_name_the_same_call_whatever_their_order_is(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    @mesh.step(name="charge")
+    async def charge(orders: set[int]) -> None:
+        calls.append("charge")
+
+    @mesh.task(name="pack")
+    async def pack(orders: frozenset[int], places: dict[str, list[set[int]]]) -> None:
+        calls.append("pack")
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> int:
+        orders = [0, 8] if worqr.current().run == 1 else [8, 0]  # these sets have another order, as in another process
+        assert list({*orders}) == orders
+        await charge({*orders})
+        await pack.run(frozenset(orders), {"a": [{*orders}]})
+        return worqr.current().run
+
+    async with mesh.join():
+        assert await (await fulfil.dispatch()).result(PATIENCE) == 2
+    assert calls == ["charge", "pack"]
 
 
 async def test_a_job_that_fails_raises_the_same_in_each_run(new_mesh: NewMesh) -> None:

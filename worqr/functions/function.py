@@ -377,9 +377,10 @@ class ChildJob(Generic[R]):
         self._definition = definition
         lanes = definition.options.lanes
         self._flow.children.check_place(call, is_strict=lanes is not None and lanes.strict)
-        key = _short(name or f"{definition.name} {call.task.decode('utf-8', 'replace')}")
+        arguments = definition.codec.named(definition.codec.bind(call.args, call.kwargs))
+        key = _short(name or f"{definition.name} {arguments.decode('utf-8', 'replace')}")
         if not name and self._flow.must_hide(key):
-            key = f"{definition.name[:120]} {sha256(call.task).hexdigest()[:32]}"
+            key = f"{definition.name[:120]} {sha256(arguments).hexdigest()[:32]}"
         key = self._flow.key(key, "give one of them a name, as in fn.named('...').run(...)")
         self.key: str = self._flow.children.name_of(key)
         self._flow.children.add(self.key, call, definition.require_client())

@@ -854,7 +854,9 @@ class Step(Generic[P, R]):
 
     def _key_of(self, flow: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the name of a call with these arguments; a digest of them if they are long, or the mesh has a codec."""
-        arguments = self._codec.encode(self._codec.bind(args, kwargs)).decode("utf-8", "replace")
+        values = self._codec.bind(args, kwargs)
+        self._codec.encode(values)  # checks them
+        arguments = self._codec.named(values).decode("utf-8", "replace")
         key = f"{self._name} {arguments}"
         may_wait = self._policy is not None  # for its next try: the wait has the key in its name
         is_odd = may_wait and has_controls(key) and not flow.stores(key)
