@@ -1032,6 +1032,39 @@ async def test_sets_in_arguments_name_the_same_call_whatever_their_order_is(new_
     assert calls == ["charge", "pack"]
 
 
+async def test_a_task_that_gives_up_a_wait_leaves_it_to_the_others(new_mesh: NewMesh) -> None:
+    mesh, may_end = new_mesh(), trio.Event()
+
+    @mesh.task(name="pack")
+    async def pack() -> str:
+        await may_end.wait()
+        return "packed"
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> str:
+        job, scope = pack.run(), trio.CancelScope()
+
+        async def give_up() -> None:
+            with scope:
+                await job
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(give_up)
+            nursery.start_soon(wait_for_it, job)
+            await trio.sleep(0.1)
+            scope.cancel()
+        return await job
+
+    async def wait_for_it(job: Any) -> None:
+        await job
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        may_end.set()
+        assert await job.result(PATIENCE) == "packed"
+
+
 async def test_a_job_that_fails_raises_the_same_in_each_run(new_mesh: NewMesh) -> None:
     mesh, calls = new_mesh(), list[str]()
 

@@ -87,7 +87,7 @@ class Flow:
         self._callers: dict[str, object] = {}
         self._numbers: dict[str, int] = {}
         self._given: dict[str, str] = {}
-        self._waits: dict[str, tuple[Wait, float]] = {}
+        self._waits: dict[object, tuple[Wait, float]] = {}
         self._parked: dict[object, Callable[[], object]] = {}
         self._home = _caller()
         self._thread = threading.get_ident()
@@ -237,7 +237,7 @@ class Flow:
                 "only the thread in which the handler was called can suspend the run: wait there, or in its loop"
             )
         self.children.send_now()
-        self._waits[wait.key] = wait, time.monotonic()
+        self._waits[self._home] = wait, time.monotonic()
         self._suspend()
         self.check()
 
@@ -298,7 +298,7 @@ class Flow:
     def _parking(self, wait: Wait, task: object, wake: Callable[[], object]) -> Generator[None]:
         self.check()
         with self._lock:
-            self._waits[wait.key], self._parked[task] = (wait, time.monotonic()), wake
+            self._waits[task], self._parked[task] = (wait, time.monotonic()), wake
             self._last_call = time.monotonic()
         try:
             yield
@@ -306,7 +306,7 @@ class Flow:
             with self._lock:
                 self._parked.pop(task, None)
                 if not self.suspending:
-                    self._waits.pop(wait.key, None)
+                    self._waits.pop(task, None)
 
     def _suspend_if_sent(self) -> None:
         if not self.children.unsent:
@@ -318,8 +318,10 @@ class Flow:
             if self.suspending:
                 return
             self.suspending, parked = True, list(self._parked.values())
-            waits = [_left_of(wait, began) for wait, began in self._waits.values()]
-        self.run.suspend(waits, progress=self._state.asked_for_all)
+            waits = dict[str, Wait]()
+            for wait, began in self._waits.values():
+                waits.setdefault(wait.key, _left_of(wait, began))
+        self.run.suspend([*waits.values()], progress=self._state.asked_for_all)
         for wake in parked:
             wake()
 
