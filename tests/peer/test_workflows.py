@@ -207,6 +207,33 @@ async def test_a_value_of_another_type_is_set_aside_and_the_wait_goes_on(
             assert (await job.status()).failures == 0
 
 
+async def test_on_asyncio_a_wait_goes_on_whose_value_is_refused_while_another_task_of_the_run_waits(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "QUIET", 0.05)
+    mesh, is_done = new_mesh(), durable.wait_done
+
+    async def is_slow(done: Any) -> None:
+        await is_done(done)
+        await asyncio.sleep(0.5)
+
+    monkeypatch.setattr(durable, "wait_done", is_slow)
+
+    @mesh.workflow(name="fulfil", result_ttl=60, runs_in="asyncio")
+    async def fulfil() -> Any:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(worqr.wait_for("paid", int))
+            group.create_task(wait())
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        assert await job.send("approved", 7) == "woke"
+        await suspended(job)
+        assert await job.send("approved", ADA) == "woke"
+        await job.cancel()
+
+
 # Nothing turns a suspension into an end
 
 

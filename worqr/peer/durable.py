@@ -342,8 +342,9 @@ class Flow:
 
     async def refuse(self, key: str) -> None:
         """Set the value aside that this wait has got, because it cannot be decoded. Then the wait is open again."""
-        await wait_done(done := self.run.save(Save(0, key, b"", refused=True)))
-        self._refused(done, key)
+        with self.busy():
+            await wait_done(done := self.run.save(Save(0, key, b"", refused=True)))
+            self._refused(done, key)
 
     def refuse_now(self, key: str) -> None:
         """As `refuse`, in a thread or a process."""
