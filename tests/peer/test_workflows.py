@@ -1731,6 +1731,29 @@ async def test_a_person_ends_a_wait(new_mesh: NewMesh) -> None:
             await job.end_wait("sleep")
 
 
+async def test_a_job_that_ends_after_the_lifetime_is_no_result_in_any_run(new_mesh: NewMesh) -> None:
+    mesh, may_end, branches = new_mesh(), trio.Event(), list[str]()
+
+    @mesh.task(name="pack")
+    async def pack() -> str:
+        await may_end.wait()
+        return "packed"
+
+    @mesh.workflow(name="fulfil", result_ttl=60, lifetime=0.5, retry=worqr.RetryPolicy(min_backoff=2, jitter=False))
+    async def fulfil() -> None:
+        try:
+            branches.append(await pack.run())
+        except worqr.LifetimeOver:
+            branches.append("refunded")
+            may_end.set()
+            if len(branches) == 1:
+                raise ValueError("after the refund") from None
+
+    async with mesh.join():
+        await (await fulfil.dispatch()).result(PATIENCE)
+    assert branches == ["refunded", "refunded"]
+
+
 async def test_the_lifetime_ends_all_waits(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

@@ -269,11 +269,10 @@ class Children:
     def _wait(self, keys: Sequence[str]) -> Wait | None:
         """Return the wait for those jobs that have not ended; None if all have."""
         name = f"job {keys[0]}" if len(keys) == 1 else f"{len(keys)} jobs {_digest(chr(10).join(keys))}"
-        waited = self._flow.ended(name)
+        if (waited := self._flow.ended(name)) is not None:
+            check_lifetime(waited)  # also if they have ended since: an earlier run has taken that branch
         if len(self._ends(keys)) == len(keys):
             return None
-        if waited is not None:
-            check_lifetime(waited)
         return Wait(name, "children", about="\n".join(keys))
 
 
