@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -809,6 +810,30 @@ async def test_a_workflow_whose_step_has_waited_for_its_next_try_goes_on_to_make
         await job.result(PATIENCE)
     assert noted == [0, 1, 2, 3]
     assert "workflow.drift" not in caplog.text
+
+
+async def call_a_step() -> None:
+    await worqr.step("inner", trio.sleep, 0)
+
+
+@pytest.mark.parametrize("inside", [wait, partial(worqr.sleep, 0), call_a_step])
+async def test_a_durable_call_inside_a_step_is_refused(new_mesh: NewMesh, inside: Callable[[], Awaitable[Any]]) -> None:
+    mesh = new_mesh()
+
+    @mesh.step(name="outer")
+    async def outer() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(inside)
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> str:
+        with pytest.raises(ExceptionGroup) as caught:
+            await outer()
+        await worqr.sleep(0)
+        return str(caught.value.exceptions[0])
+
+    async with mesh.join():
+        assert "is called inside the step 'outer {}'" in await (await fulfil.dispatch()).result(PATIENCE)
 
 
 async def test_a_step_waits_for_its_next_try_whatever_its_arguments_are(new_mesh: NewMesh) -> None:

@@ -33,7 +33,7 @@ from worqr.ops import Wait
 from worqr.peer.children import Children, check_lifetime
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import IN_MEMORY, End, Run, Save, current_run
-from worqr.peer.steps import take_step, take_step_now
+from worqr.peer.steps import check_not_inside_step, take_step, take_step_now
 from worqr.policy import Failure, Policy, Snooze, Suspended
 from worqr.validation import Seconds, check_text, seconds, to_ms
 
@@ -119,9 +119,10 @@ class Flow:
 
         Raises:
             Suspended: the run is being suspended.
-            UsageError: another task of the run has made the same call.
+            UsageError: another task of the run has made the same call; or it is made inside a step.
         """
         self.check()
+        check_not_inside_step(self.run, key)
         caller = _caller()
         with self._lock:
             self._last_call = time.monotonic()

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import ContextVar, Token
 from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
 from weakref import WeakKeyDictionary
 
@@ -173,6 +174,20 @@ def _not_awaitable(name: str, value: R) -> R:
     raise UsageError(f"step {name!r} is an async function: write `await worqr.step({name!r}, ...)` in an async handler")
 
 
+_around: Final = ContextVar[tuple[object, str]]("_around", default=(None, ""))
+"""The run, and the name of its step, inside which this code is called."""
+
+
+def check_not_inside_step(run: object, call: str) -> None:
+    """Raise UsageError in a step of `run`. Later runs skip it, and would give the name of this call to the next equal one."""
+    within, step = _around.get()
+    if within is run:
+        raise UsageError(
+            f"{call!r} is called inside the step {step!r}, which later runs skip with all that is in it: call it in the workflow "
+            "itself, beside the step"
+        )
+
+
 class _Step(Generic[R]):
     """One step of the current run, as a block. If the block raises, the handler may begin the step again.
 
@@ -194,20 +209,25 @@ class _Step(Generic[R]):
         self._pause: float | None = None
         self._began = time.monotonic()
         self._flow = self.run.flow
+        self._token: Token[tuple[object, str]] | None = None
         self._state = self.run.saved_state()
         if self._flow is not None:
             self._flow.check()
+            check_not_inside_step(self.run, self._name)
         self._since = self._state.tried_since(name) or round(time.time() * 1000)
         self.result, self.unsaved = self._state.begin_step(name)
 
     def __enter__(self) -> _Step[R]:
         if self._flow is not None:
             self._flow.step_began()
+            self._token = _around.set((self.run, self._name))
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if self._flow is not None:
             self._flow.step_ended()
+        if self._token is not None:
+            _around.reset(self._token)
         if kind is not None:
             self._state.give_up_step(self._name)
 
