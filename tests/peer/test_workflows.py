@@ -424,6 +424,20 @@ async def test_a_run_is_not_suspended_while_another_task_of_it_works(new_mesh: N
         assert await approved(job) == ADA
 
 
+async def test_a_run_is_suspended_although_a_middleware_has_tasks(new_mesh: NewMesh) -> None:
+    async def beating(_: worqr.Context, call_next: Callable[[], Awaitable[object]]) -> object:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            result = await call_next()
+            nursery.cancel_scope.cancel()
+        return result
+
+    mesh = new_mesh(middleware=[beating])
+    function: Any = mesh.workflow(name="fulfil", result_ttl=60)(waits_in_a_nursery)
+    async with mesh.join():
+        assert await approved(await function.dispatch()) == ADA
+
+
 async def test_on_asyncio_a_short_sleep_ends_although_another_task_of_the_run_waits(
     new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:

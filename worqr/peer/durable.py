@@ -93,10 +93,12 @@ class Flow:
         self._thread = threading.get_ident()
         self._steps = 0
         self._root: trio.lowlevel.Task | None = None
+        self._outer: Collection[trio.Nursery] = ()
         self._deadline = float("inf")
         self._last_call = time.monotonic()
         if trio.lowlevel.in_trio_task():
             self._root = trio.lowlevel.current_task()
+            self._outer = tuple(self._root.child_nurseries)  # of middleware
             self._deadline = trio.current_effective_deadline()
 
     @property
@@ -249,7 +251,7 @@ class Flow:
         with self._parking(wait, trio.lowlevel.current_task(), woken.set):
             pause, busy_at = FIRST_LOOK, time.monotonic() + BUSY_AFTER
             while not self.suspending:
-                if self._root is None or _all_parked(self._root, self._parked):
+                if self._root is None or _all_parked(self._root, self._parked, self._outer):
                     self._suspend_if_sent()
                     break
                 with trio.move_on_after(pause):
@@ -418,12 +420,15 @@ def _caller() -> object:
     return threading.current_thread()
 
 
-def _all_parked(root: trio.lowlevel.Task, parked: Collection[object]) -> bool:
-    """Return True if each task of a tree is parked, or only waits at the end of a nursery for those that are."""
+def _all_parked(root: trio.lowlevel.Task, parked: Collection[object], outer: Collection[trio.Nursery]) -> bool:
+    """Return True if each task of a tree is parked, or only waits at the end of a nursery for those that are. Tasks of `outer`
+    nurseries do not belong to it.
+    """
     left = [root]
     while left:
         task = left.pop()
-        children = [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+        inner = [nursery for nursery in task.child_nurseries if nursery not in outer]
+        children = [child for nursery in inner for child in nursery.child_tasks]
         left += children
         if task not in parked and not (children and _waits_for_children(task)):
             return False
