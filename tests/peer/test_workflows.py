@@ -694,6 +694,15 @@ async def test_two_calls_never_have_one_name(new_mesh: NewMesh, names: tuple[str
         assert "would have the name 'wait for go #2'" in await failure_of(await fulfil.dispatch())
 
 
+@pytest.mark.parametrize("name", ["job 7", "7 ~1", "", "a" * 151, 7])
+def test_a_name_that_is_not_one_of_a_job_is_refused(name: Any) -> None:
+    @worqr.Mesh().task(name="pack")
+    async def pack() -> None: ...
+
+    with pytest.raises(worqr.UsageError, match="the name of a job of a workflow must"):
+        pack.named(name)
+
+
 async def test_a_wait_inside_a_time_limit_is_refused(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

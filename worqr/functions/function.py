@@ -533,6 +533,10 @@ def check_child_name(name: object) -> str:
         raise UsageError(
             f"the name of a job of a workflow must not end in ' ~' and a number, which marks what runs again: {text!r}"
         )
+    if text.startswith("job "):  # the wait for the job "7" is "job 7"
+        raise UsageError(
+            f"the name of a job of a workflow must not begin with 'job ', as that of the wait for a job does: {text!r}"
+        )
     return text
 
 
