@@ -201,6 +201,30 @@ async def test_a_name_of_another_function_is_a_conflict_unless_it_is_replaced(wo
     assert not world.client.exists(world.queue.schedules)
 
 
+@pytest.mark.leaves("*", "{*}*")
+async def test_a_schedule_moves_when_its_queue_has_fewer_shards(new_mesh: NewMesh) -> None:
+    names = [f"report/{letter}" for letter in "abcdefgh"]
+
+    async def put(mesh: worqr.Mesh, **options: Any) -> list[str]:
+        return [await mesh.schedule(name, mesh.call("report", b"acme"), every=3600, **options) for name in names]
+
+    async with (before := new_mesh()).connect():
+        before.queue("report", shards=4)
+        assert await put(before) == ["created"] * 8
+    async with (between := new_mesh()).connect():
+        homes = {row.home for row in (await between._stored_rows("report/"))[0]}
+        await between.queue("report").delete()
+    async with (after := new_mesh()).connect():
+        wanted = [(name, after.call("report", b"acme"), {"every": 3600}) for name in names]
+        applied = await after.schedules_apply("report/", wanted)
+        assert applied.updated + applied.unchanged == 8
+        assert homes != {"report"} == {row.home for row in (await after._stored_rows("report/"))[0]}
+        assert len(await after.export_schedules("report/")) == 8
+    async with (later := new_mesh()).connect():
+        later.queue("report", shards=4)
+        assert await put(later, times=3) == ["updated"] * 8
+
+
 PROGRAM = ContextVar("PROGRAM", default="")
 """Which of the programs sends a request."""
 

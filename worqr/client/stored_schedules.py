@@ -440,8 +440,14 @@ class StoredSchedules(ScheduleControls):
         """Return those that are not stored like this."""
         wanted = {plan.definition.name: plan for plan in plans}
         calls = await self._calls_of(row for name, row in there.items() if name in wanted)
-        same = {row.name for row, found in calls if found == (row.version, wanted[row.name].blob)}
+        alike = [row for row, found in calls if found == (row.version, wanted[row.name].blob)]
+        same = {row.name for row in alike if await self._is_served(row, wanted[row.name].definition.queue)}
         return [plan for name, plan in wanted.items() if name not in same]
+
+    async def _is_served(self, row: ScheduleRow, queue: str) -> bool:
+        """Return False for a schedule in a shard that its queue no longer has."""
+        shards = await self._client.sharding.shards(QueueKeys(self._client.settings.prefix, queue))
+        return any(row.home == keys.name for keys in shards)
 
     async def _store(self, plan: _Plan, force: str) -> Stored:
         name, definition = plan.definition.name, plan.definition
@@ -450,10 +456,7 @@ class StoredSchedules(ScheduleControls):
         home = await sharding.shard_for_job(keys, {**plan.options, "id": definition.job})
         link = self._client.link_to(home.name)
         word, version = await link.call(ops.store_schedule(home, name, plan.blob))
-        index = ops.index_schedule(
-            *(self._registry, name, home, version, definition.encode()), times=times_of(definition), force=force
-        )
-        answer, other, replaced = await self._client.ask(index)
+        answer, other, replaced = await self._index(definition, home, version, force)
         if answer != "ok":
             if word != "unchanged":
                 await link.call(ops.unstore_schedule(home, name, version, undo=True))
@@ -463,7 +466,22 @@ class StoredSchedules(ScheduleControls):
         if other:
             old = QueueKeys.of(self._client.settings.prefix, other)
             await self._client.link_to(other).call(ops.unstore_schedule(old, name, replaced))
+            word = "updated" if old.queue == home.queue else word
         return cast("Stored", word)
+
+    async def _index(self, definition: Definition, home: QueueKeys, version: str, force: str) -> tuple[str, str, str]:
+        """Store the times of a call. That of another shard of the same queue, whose number has changed, is replaced."""
+        encoded, times = definition.encode(), times_of(definition)
+
+        async def index(by: str) -> tuple[str, str, str]:
+            return await self._client.ask(
+                ops.index_schedule(self._registry, definition.name, home, version, encoded, times=times, force=by)
+            )
+
+        answer, other, replaced = await index(force)
+        if answer == "conflict" and QueueKeys.of(home.prefix, other).queue == home.queue:
+            return await index("replace")
+        return answer, other, replaced
 
 
 async def _delete(client: Client, row: ScheduleRow, version: str = "") -> bool:
