@@ -24,12 +24,13 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final, cast
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import trio
 
 from worqr.batches import BatchInfo, EndedJob
 from worqr.errors import UsageError, WorqrError
+from worqr.inside import current_run
 from worqr.peer.context import current
 from worqr.policy import Failure, Policy, Retry, RetryPolicy
 from worqr.validation import Seconds, seconds
@@ -258,7 +259,7 @@ class Webhooks:
         job, batch = current().ended_job, current().ended_batch
         body = json.dumps(_message(type, data, job, batch), separators=(",", ":")).encode()
         secret = self._secret(url) if callable(self._secret) else self._secret
-        name, stamp = f"msg_{current().id}", int(time.time())
+        name, stamp = f"msg_{_message_id()}", int(time.time())
         headers = {
             "host": found.netloc,
             "content-type": "application/json",
@@ -319,6 +320,18 @@ def _judge(host: str, status: int, after: bytes, least: float) -> None:
         raise Retry(f"{host} asks for a pause ({status})", delay=max(least, min(int(after[:9]), _PAUSES[-1])))
     why = "redirects are not followed: give the new address" if 300 <= status < 400 else "it must answer 200 to 299"
     raise NotTaken(f"{host} answered {status}; {why}")
+
+
+def _message_id() -> str:
+    """Return what the message of this run has in each try, and no other message has.
+
+    An id of the program's own may be used again, as that of a schedule is, and has any characters.
+    """
+    run = current_run.get()
+    if run.id.startswith("@"):
+        return run.id
+    first = (run.record or {}).get(b"first", b"").decode("ascii", "replace")
+    return f"{quote(run.id, safe='/:')}-{first}"
 
 
 def _pause(failures: int, _error: str) -> float:

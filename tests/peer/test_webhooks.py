@@ -187,6 +187,33 @@ async def test_a_message_is_tried_again_under_the_same_name_and_then_set_aside(
     assert len({headers["webhook-id"] for _, headers, _ in receiver.got[3:]}) == 1, "also after it was put back"
 
 
+async def test_messages_of_one_id_have_different_names_in_ascii_and_their_tries_the_same(
+    mesh: worqr.Mesh, hooked: Hooked, receiver: Receiver
+) -> None:
+    """As those of a schedule, whose jobs all have the same id: a receiver ignores a name that it has had."""
+    hooked()
+    function = mesh.queue(webhooks.FUNCTION)
+    call = mesh.call(webhooks.FUNCTION, url=receiver.url, type="ping", data=1)
+    receiver.answers = [(500, {}, b""), (204, {}, b""), *[(500, {}, b"")] * 4]
+    async with mesh.join():
+        await function.dispatch(call.task, id="cron:ping/Zürich")
+        await until(lambda: len(receiver.got) == 2)
+        await eventually(lambda: _state(function, "cron:ping/Zürich"), "gone")
+        await function.dispatch(call.task, id="cron:ping/Zürich")
+        await until(lambda: len(receiver.got) == 6)
+        await eventually(lambda: failed(mesh), ["127.0.0.1 answered 500; it must answer 200 to 299"])
+        await function.failed.retry_all()
+        await until(lambda: len(receiver.got) == 7)
+    names = [headers["webhook-id"] for _, headers, _ in receiver.got]
+    assert names[0] == names[1] != names[2]
+    assert len({*names[2:]}) == 1, "also after it was put back"
+    assert all(name.startswith("msg_cron:ping/Z%C3%BCrich-") for name in names)
+
+
+async def _state(queue: worqr.Queue, id: str) -> str:
+    return (await queue.job(id).status()).state
+
+
 async def test_a_receiver_may_ask_for_a_pause_or_for_no_more(
     mesh: worqr.Mesh, hooked: Hooked, receiver: Receiver
 ) -> None:
