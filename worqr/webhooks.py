@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import SplitResult, quote, urlsplit
 
@@ -60,6 +60,8 @@ _PAUSES: Final = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 _PREFIX: Final = "whsec_"
 _KEY_BYTES: Final = range(24, 65)
 _NAT64: Final = IPv6Network("64:ff9b::/96")
+_ASSIGNED: Final = IPv4Network("192.0.0.0/24")
+"""For protocols of a network, and metadata services. Python before 3.11.10 calls most of it global."""
 _OWN_NAT64: Final = IPv6Network("64:ff9b:1::/48")
 """For use inside a network, which decides where in it an IPv4 address stands."""
 
@@ -411,7 +413,7 @@ def is_public(address: str) -> bool:
             return False
         if ip.ipv4_mapped is not None:
             return True
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved and ip not in _ASSIGNED
 
 
 def _place(text: object) -> Callable[[str, Address | None], bool]:
