@@ -403,6 +403,20 @@ async def test_a_change_while_the_last_firing_is_noted_holds(world: World) -> No
     assert (row.ran, row.ended) == (1, None)
 
 
+async def test_an_ended_schedule_that_goes_on_has_missed_nothing(world: World) -> None:
+    await world.mesh.schedule("report/acme", world.report, every=3600, jitter=0, times=1, misfire=100)
+    async with ticking(world) as ticker:
+        world.make_due("report/acme", world.now() - 3_600_000)
+        row = await fired(world, ticker)
+        assert (row.ran, row.ended is not None, world.jobs()) == (1, True, 1)
+        await world.mesh.queue("report").job("cron:report/acme").cancel()
+        world.client.hset(world.registry.schedules, "last report/acme", row.last - 5 * 3_600_000)
+        world.client.delete(world.queue.fired)
+        await world.mesh.schedule_handle("report/acme").change(times=3)
+        row = await fired(world, ticker)
+    assert (row.ran, row.ended, world.jobs()) == (1, None, 1)
+
+
 async def test_until_is_the_last_nominal_time(world: World) -> None:
     await world.mesh.schedule("report/acme", world.report, every=3600, jitter=0)
     phase = Definition.decode((await world.row()).definition).phase_ms

@@ -225,7 +225,8 @@ class StoredSchedules(ScheduleControls):
         """Store a schedule, or change it. It never expires, and no worker has to declare it.
 
         It fires as declared schedules do, with the lane, `meta`, timeout, retries and `result_ttl` of the call. A change of its
-        times makes firings count from now on; any other change keeps what it has missed and counted. A pause stays.
+        times makes firings count from now on, and so does any change of one that has ended. Other changes keep what it has missed
+        and counted. A pause stays.
 
         Args:
             name: 1 to 150 bytes, unique in the mesh. Use slashes between segments, as in ``report/acme``.

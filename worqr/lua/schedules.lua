@@ -734,8 +734,8 @@ end
 
 local DECLARED = 1200000 -- ms: workers renew their declarations every ten minutes
 
--- index_schedule: stores the times of a schedule whose call is in its queue. Firings count from now on if its times are new; else
--- it continues where it was. A pause stays.
+-- index_schedule: stores the times of a schedule whose call is in its queue. Firings count from now on if its times are new, or if
+-- it had ended; else it continues where it was. A pause stays.
 -- ARGV[4] name of the schedule
 -- ARGV[5] home of the call: the name of its queue, or of a shard
 -- ARGV[6] version number of the call
@@ -768,10 +768,8 @@ local function index_schedule()
   redis.call('HDEL', schedules, 'own ' .. name)
   redis.call('ZREM', mesh .. ':schedules_seen', name)
   redis.call('ZADD', mesh .. ':schedules_stored', 0, name)
-  if kept[1] ~= definition then
-    redis.call('HDEL', schedules, 'ended ' .. name)
-  end
-  if kept[3] ~= times then
+  local was_ended = kept[1] ~= definition and redis.call('HDEL', schedules, 'ended ' .. name) == 1
+  if kept[3] ~= times or was_ended then
     redis.call('HSET', schedules, 'last ' .. name, digits(now))
     redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
   end
