@@ -320,6 +320,8 @@ def test_unpack_is_bounded() -> None:
         ("jobs", "kept"),  # of twelve fields
         ("jobs", "KEPT"),  # seven names
         ("finished", "KEPT_FIELDS"),  # sixteen names
+        ("finished", "ENDED"),  # two names
+        ("finished", "facts"),  # of one end
         ("finished", "names"),  # eight at most
         ("finished", "pairs_of"),  # 200
         ("finished", "SHOWN"),  # eighteen names

@@ -220,3 +220,39 @@ async def test_the_records_of_both_jobs_name_the_other_queue(mesh: worqr.Mesh, c
 
 async def scheduled(queue: worqr.Queue) -> int:
     return (await queue.info()).scheduled
+
+
+@pytest.mark.leaves("{*}:done*", "{*}:part:*")
+async def test_a_follow_up_that_was_kept_runs_again_with_what_had_ended(mesh: worqr.Mesh, chain: Chain) -> None:
+    fails = mesh.queue("fails")
+
+    @mesh.task(name="fails", retry=RetryPolicy(max_failures=1))
+    async def fail(label: str) -> None:
+        chain.seen.append((label, worqr.current().ended_job))
+        raise ValueError("no")
+
+    @mesh.task(name="sum")
+    async def total(label: str) -> None:
+        assert worqr.current().batch_end().finished == 1
+        chain.seen.append((label, None))
+
+    keep = worqr.Keep()
+    async with mesh.join():
+        for n, function in enumerate((chain.after, fail)):
+            call = function.options(keep=keep).call("kept")
+            await chain.work.options(then=call).dispatch("")
+            first = await chain.ended(2 * n + 1)
+            await eventually(lambda function=function: _kept(function.queue), 1)
+            [found] = await function.queue.jobs(state="ended")
+            await function.queue.run_again(found.kept or "")
+            assert await chain.ended(2 * n + 2) == first
+        async with mesh.batch(then=total.options(keep=keep).call("all")) as batch:
+            await batch.dispatch(chain.work.call(""))
+        await eventually(lambda: _kept(total.queue), 1)
+        await total.queue.run_again((await total.queue.jobs(state="ended"))[0].kept or "")
+        await until(lambda: len(chain.seen) == 6)
+        await eventually(lambda: _kept(fails), 2)
+
+
+async def _kept(queue: worqr.Queue) -> int:
+    return len(await queue.jobs(state="ended"))

@@ -29,6 +29,7 @@ local KEPT_BYTES = 330 -- of memory that a kept job takes beside its record and 
 local FILED_BYTES = 200 -- that an id or a tag takes beside the names in it
 local HOUR_MS = 3600000 -- by which an expiry is set too late, so that it is not set again at each end
 local KEPT_FIELDS = {'task', 'meta', 'lane', 'run_at', 'claim', 'worker', 'failures', 'stalls', 'timeouts', 'progress', 'message', 'tries'}
+local ENDED = {'job_ended', 'batch_ended'} -- fields of a follow-up: what has ended
 local KEPT_FACTS = {'first', 'last', 'done', 'tags', 'id', 'outcome', 'ended', 'attempts', 'cut'}
 
 -- Returns the names in a field `tags`, at most MOST_TAGS.
@@ -296,11 +297,22 @@ local function list_kept_changes(base)
   end
 end
 
+-- Returns `facts` with what a follow-up was told, the values of ENDED, without which it cannot run again.
+local function with_ended(facts, told)
+  local more = {unpack(facts)}
+  for i, name in ipairs(ENDED) do
+    if told[i] then
+      more[#more + 1], more[#more + 2] = name, told[i]
+    end
+  end
+  return more
+end
+
 -- Returns what is packed of a job that has ended, without its payload, result, traceback and tries.
 local function without_large(values, facts)
-  local small = {}
+  local small, large = {}, {value = true, error_traceback = true, job_ended = true, batch_ended = true}
   for i = 1, #facts, 2 do
-    if facts[i] ~= 'value' and facts[i] ~= 'error_traceback' then
+    if not large[facts[i]] then
       small[#small + 1], small[#small + 2] = facts[i], facts[i + 1]
     end
   end
@@ -358,6 +370,9 @@ local function note_end(base, id, key, kept, outcome, facts)
   end
   local values = own(redis.pcall('HMGET', key, unpack(KEPT_FIELDS)))
   if values then
+    if string.find(id, '^@.+%.') then -- a follow-up
+      facts = with_ended(facts, redis.call('HMGET', key, unpack(ENDED)))
+    end
     keep_job(base, id, values, kept, outcome, facts, kept.uncounted)
   end
 end
@@ -669,8 +684,8 @@ local function drop_kept_jobs()
   return {'ok', deleted}
 end
 
--- run_again: dispatches the payload of a kept job once more, as a new job with a new id, with the same meta, lane and tags. Its
--- retry settings and timeout are those of the handler.
+-- run_again: dispatches the payload of a kept job once more, as a new job with a new id, with the same meta, lane and tags; of a
+-- follow-up with what had ended. Its retry settings and timeout are those of the handler.
 -- ARGV[4] number of the dispatch that created the kept job
 -- ARGV[5] random characters for the new id
 -- RETURNS ok id number | gone | cut (its payload was too large to be kept) | late
@@ -695,6 +710,7 @@ local function run_again()
   if wrong then
     return wrong
   end
+  o.fields = {job_ended = kept.job_ended, batch_ended = kept.batch_ended}
   local token, now = next_token(queue)
   store_token(queue, token)
   local _, id, last, ready, made = upsert(queue, o, kept.task, digits(token), now)
