@@ -142,7 +142,10 @@ async def test_nothing_is_kept_of_the_runs_of_a_schedule_that_were_forgotten(lin
         await trio.sleep(60)
 
     await handle.run_now()
-    assert (await linked.forget_tagged("a")).waiting == 1
+    forgotten = await linked.forget_tagged("a")
+    assert forgotten.waiting == 1
+    assert any("schedules" in place for place in forgotten.unreached)
+    assert await handle.info() is not None
     async with serving(linked, "Q1", sleep):
         job = await handle.run_now()
         await eventually(lambda: queue.count_tagged("a"), {"active": 1})

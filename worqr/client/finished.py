@@ -44,6 +44,7 @@ UNREACHED: Final = (
     "append-only files, snapshots, replicas and backups of the server, until they are rewritten",
     "rows of outboxes that were not sent yet, and other tables of your databases",
     "`queue.recent()`: ids and errors of the last runs, for a day",
+    "schedules with the tag in their call, which fire again, and their last outcomes: delete the schedules",
     "plain tasks, and jobs that were dispatched without the tag",
 )
 """Where data of a tag may still be after ``forget_tagged``."""
