@@ -31,6 +31,7 @@ import trio
 from worqr.batches import BatchInfo, EndedJob
 from worqr.errors import UsageError, WorqrError
 from worqr.inside import current_run
+from worqr.limits import Lanes, Limit
 from worqr.peer.context import current
 from worqr.policy import Failure, Policy, Retry, RetryPolicy
 from worqr.validation import Seconds, seconds
@@ -52,6 +53,8 @@ WITHIN: Final = 10.0
 """Seconds for one try, from the look-up of the name to the end of the reply."""
 MAX_REPLY: Final = 64 * 1024
 """Bytes of a reply that are read, if it says how many it has. Nothing looks at them."""
+PER_HOST: Final = 10
+"""Messages that are sent to one host at once, in the whole mesh: a slow one must not take all places of the workers."""
 MAX_URL: Final = 2048
 TOLERANCE: Final = 300.0
 TRIES: Final = 10
@@ -183,7 +186,9 @@ class Webhooks:
         policy = RetryPolicy(max_failures=TRIES, backoff=_pause) if retry is None else retry
         self._policy = Policy().with_retry(policy)
 
-        @mesh.task(name=FUNCTION, retry=policy, timeout=WITHIN + 5, runs_in="loop", concurrency=100)
+        lanes = Lanes(limit=Limit(PER_HOST))
+
+        @mesh.task(name=FUNCTION, retry=policy, timeout=WITHIN + 5, runs_in="loop", concurrency=100, lanes=lanes)
         async def deliver(url: str, type: str, data: Any) -> None:
             await self._deliver(url, type, data)
 

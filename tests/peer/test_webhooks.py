@@ -268,6 +268,22 @@ async def test_a_receiver_that_does_not_answer_and_one_that_says_too_much_hold_n
         assert len(await failed(mesh)) == 1, "the first"
 
 
+async def test_a_host_that_is_slow_leaves_the_others_their_places(
+    mesh: worqr.Mesh, hooked: Hooked, receiver: Receiver
+) -> None:
+    hooks, _ = hooked(allow=["127.0.0.0/8", "localhost"])
+    receiver.stays_silent.clear()
+    async with mesh.join():
+        for number in range(webhooks.PER_HOST + 2):
+            await hooks.send(f"{receiver.url}&slow", "a", number)
+        await until(lambda: len(receiver.got) == webhooks.PER_HOST)
+        await hooks.send(receiver.url.replace("127.0.0.1", "localhost"), "b")
+        await until(lambda: len(receiver.got) > webhooks.PER_HOST)
+        assert "slow" not in receiver.got[-1][0]
+        receiver.stays_silent.set()
+        await until(lambda: len(receiver.got) == webhooks.PER_HOST + 3)
+
+
 async def test_secrets_may_be_one_for_each_receiver_and_two_while_one_is_replaced(
     mesh: worqr.Mesh, hooked: Hooked, receiver: Receiver
 ) -> None:
