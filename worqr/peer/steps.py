@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
 from weakref import WeakKeyDictionary
 
@@ -209,7 +209,7 @@ class _Step(Generic[R]):
         self._pause: float | None = None
         self._began = time.monotonic()
         self._flow = self.run.flow
-        self._token: Token[tuple[object, str]] | None = None
+        self._outer = _around.get()
         self._state = self.run.saved_state()
         if self._flow is not None:
             self._flow.check()
@@ -220,14 +220,13 @@ class _Step(Generic[R]):
     def __enter__(self) -> _Step[R]:
         if self._flow is not None:
             self._flow.step_began()
-            self._token = _around.set((self.run, self._name))
+            _around.set((self.run, self._name))
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if self._flow is not None:
             self._flow.step_ended()
-        if self._token is not None:
-            _around.reset(self._token)
+            _around.set(self._outer)  # not reset(): a generator may end its block in another context
         if kind is not None:
             self._state.give_up_step(self._name)
 
