@@ -1677,6 +1677,36 @@ async def test_the_time_line_names_the_jobs_that_were_started(new_mesh: NewMesh)
         await pack.queue.delete()
 
 
+async def has_ended(queue: worqr.Queue, job: worqr.Job[Any], key: str) -> None:
+    with trio.fail_after(PATIENCE):
+        while not any(each.key == key and each.state == "finished" for each in (await queue.read(job.id)).time_line):
+            await trio.sleep(0.01)
+
+
+async def test_the_job_that_ended_first_wins_although_both_have_ended(new_mesh: NewMesh) -> None:
+    mesh, may_end = new_mesh(), [trio.Event(), trio.Event()]
+
+    @mesh.task(name="pack")
+    async def pack(n: int) -> int:
+        await may_end[n].wait()
+        return n
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> tuple[int, int] | None:
+        return await worqr.first(pack.run(0), pack.run(1))
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        await fulfil.queue.pause()
+        may_end[1].set()
+        await has_ended(fulfil.queue, job, 'pack {"n":1}')
+        may_end[0].set()
+        await has_ended(fulfil.queue, job, 'pack {"n":0}')
+        await fulfil.queue.resume()
+        assert await job.result(PATIENCE) == (1, 1)
+
+
 async def test_a_race_in_a_thread_raises_how_the_winner_has_failed(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

@@ -99,14 +99,19 @@ local function all_ended(key, children)
   return true
 end
 
--- Returns the first of the keys in `children`, one a line, for which the record `key` has an end; nil if there is none.
+-- Returns which of the keys in `children`, one a line, the record `key` has got an end for first; nil if it has none.
 local function first_ended(key, children)
+  local first, first_at = nil, nil
   for child in string.gmatch(children, '[^\n]+') do
     if redis.call('HEXISTS', key, 'end:' .. child) == 1 then
-      return child
+      local at, took = string.match(redis.call('HGET', key, 'at:child:' .. child) or '', '^%d+ (%d+) (%d+)$')
+      local ended = whole_number(at, 0, LATEST) + whole_number(took, 0, LATEST)
+      if not first or ended < first_at then
+        first, first_at = child, ended
+      end
     end
   end
-  return nil
+  return first
 end
 
 -- Returns the outcome of a wait of the record `key`, and its value: that of its event, or the key of the child that ended first; nil if
