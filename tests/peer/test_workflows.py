@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -493,6 +494,35 @@ async def test_on_asyncio_jobs_are_sent_although_another_task_of_the_run_waits(
         with trio.fail_after(PATIENCE):
             await packed.wait()
         await job.cancel()
+
+
+@pytest.mark.parametrize("is_until", [False, True])
+async def test_the_first_run_decides_how_long_a_sleep_is(new_mesh: NewMesh, is_until: bool) -> None:
+    mesh, woken = new_mesh(), list[int]()
+
+    async def sleep() -> None:
+        duration = 3600 if worqr.current().run == 1 else 0
+        if is_until:
+            await worqr.sleep_until(datetime.now(UTC) + timedelta(seconds=duration))
+        else:
+            await worqr.sleep(duration)
+        woken.append(worqr.current().run)
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sleep)
+            await wait()
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        assert await job.send("approved", ADA) == "woke"
+        await suspended(job)
+        assert woken == []
+        assert await job.end_wait("sleep")
+        await job.result(PATIENCE)
+    assert woken == [3]
 
 
 async def test_a_wait_begins_when_a_task_of_the_run_comes_to_it(new_mesh: NewMesh) -> None:

@@ -610,7 +610,7 @@ def _in_memory(wait: Wait) -> float | None:
 async def _slept(flow: Flow, key: str, wait: Wait) -> None:
     if (end := flow.ended(key)) is not None:
         check_lifetime(end)
-    elif (short := _in_memory(wait)) is None:
+    elif flow.is_open(key) or (short := _in_memory(wait)) is None:
         await flow.park(wait)
     else:
         with flow.busy():
@@ -620,7 +620,7 @@ async def _slept(flow: Flow, key: str, wait: Wait) -> None:
 def _slept_now(flow: Flow, key: str, wait: Wait) -> None:
     if (end := flow.ended(key)) is not None:
         check_lifetime(end)
-    elif (short := _in_memory(wait)) is None:
+    elif flow.is_open(key) or (short := _in_memory(wait)) is None:
         flow.park_now(wait)
     else:
         time.sleep(short)
