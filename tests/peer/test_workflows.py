@@ -999,6 +999,31 @@ async def test_a_step_whose_name_ends_in_a_number_is_the_same_step_when_it_is_ca
     assert calls == [7, 7]
 
 
+@pytest.mark.parametrize("error", [worqr.Retry("busy", delay=0, counted=False), worqr.RateLimited(0.001)])
+async def test_a_try_that_is_no_failure_does_not_count(new_mesh: NewMesh, error: worqr.Retry) -> None:
+    mesh, calls = new_mesh(), list[int]()
+
+    @mesh.step(name="ask", retry=worqr.RetryPolicy(max_failures=2, min_backoff=6, jitter=False))
+    async def ask() -> str:
+        calls.append(worqr.current().run)
+        if len(calls) == 3:
+            raise ConnectionError("away")
+        if len(calls) < 6:
+            raise error
+        raise ValueError("wrong")
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> str:
+        try:
+            return await ask()
+        except worqr.StepFailed as failed:
+            return failed.error.message
+
+    async with mesh.join():
+        assert await (await fulfil.dispatch()).result(PATIENCE) == "wrong"
+    assert calls == [1, 1, 1, 2, 2, 2]
+
+
 async def test_a_step_that_is_told_to_wait_waits_before_its_next_try(new_mesh: NewMesh) -> None:
     mesh, calls = new_mesh(), list[str]()
 

@@ -188,14 +188,24 @@ def sealed_save(save: Save, values: StoredValues) -> Save:
     return save._replace(value=values.encode_tagged(save.value) if save.step else values.encode(save.value))
 
 
-def _read_try(stored: bytes) -> tuple[int, int]:
-    """Return how many tries of a step have failed, and when the first one began in ms, from a record; 0: it is not known."""
+class Tries(NamedTuple):
+    """The tries of a step that have failed."""
+
+    number: int = 0
+    failures: int = 0
+    """How many of them count."""
+    since: int = 0
+    """When the first one began, in ms; 0: it is not known."""
+
+
+def _read_try(stored: bytes) -> Tries:
     number, _, told = stored.partition(b" ")
     try:
-        _, _, since = msgspec.json.decode(told, type=tuple[str, str, int])
+        numbers = [each for each in msgspec.json.decode(told, type=list[str | int]) if isinstance(each, int)]
     except msgspec.MsgspecError:
-        since = 0
-    return whole(number, 0), since
+        numbers = []
+    failures = numbers[1] if len(numbers) > 1 else whole(number, 0)
+    return Tries(whole(number, 0), failures, numbers[0] if numbers else 0)
 
 
 class SavedState:
@@ -246,8 +256,8 @@ class SavedState:
             }
             found |= {_STEP + name.encode(): value for name, value in self._steps.items() if name not in self._unsaved}
             found |= {
-                _TRY + name.encode(): b'%d ["","",%d]' % (number, since)
-                for name, (number, since) in self._tries.items()
+                _TRY + name.encode(): b'%d ["","",%d,%d]' % (tries.number, tries.since, tries.failures)
+                for name, tries in self._tries.items()
             }
             if self._saved is not None:
                 found |= {b"saved": self._saved, b"saved_number": b"%d" % self._stored}
@@ -304,18 +314,14 @@ class SavedState:
         """Return True if the record has something of this name: a step, a try of one, a wait, or a job of a workflow."""
         return any(kind + name.encode() in self._record for kind in _NAMED)
 
-    def tries_of(self, name: str) -> int:
-        """Return how many tries of a step have failed."""
-        return self._tries.get(name, (0, 0))[0]
+    def tries_of(self, name: str) -> Tries:
+        """Return the tries of a step that have failed."""
+        return self._tries.get(name, Tries())
 
-    def tried_since(self, name: str) -> int:
-        """Return when the first try of a step that failed has begun, in ms; 0: it is not known."""
-        return self._tries.get(name, (0, 0))[1]
-
-    def note_try(self, name: str, number: int, since: int) -> None:
+    def note_try(self, name: str, tries: Tries) -> None:
         """Note that a try of a step has failed, and that the server knows it."""
         with self._lock:
-            self._tries[name] = number, since
+            self._tries[name] = tries
 
     def end_of(self, key: str) -> End | None:
         """Return how the wait of this key has ended; None if it has not."""

@@ -27,7 +27,7 @@ from worqr.errors import UsageError
 from worqr.log_events import emit
 from worqr.ops import Wait
 from worqr.peer.error_throttle import sleep_here, wait_done
-from worqr.peer.run import IN_MEMORY, RETRY_OF, Run, Save, check_step, current_run, encode_step
+from worqr.peer.run import IN_MEMORY, RETRY_OF, Run, Save, Tries, check_step, current_run, encode_step
 from worqr.policy import Policy, StepFailed, decide_retry
 from worqr.records import RemoteError
 from worqr.remote_error import remote_error
@@ -214,7 +214,8 @@ class _Step(Generic[R]):
         if self._flow is not None:
             self._flow.check()
             check_not_inside_step(self.run, self._name)
-        self._since = self._state.tried_since(name) or round(time.time() * 1000)
+        self._tried = self._state.tries_of(name)
+        self._since = self._tried.since or round(time.time() * 1000)
         self.result, self.unsaved = self._state.begin_step(name)
 
     def __enter__(self) -> _Step[R]:
@@ -234,18 +235,21 @@ class _Step(Generic[R]):
 
     def failed(self, error: Exception, policy: Policy) -> Save:
         """Return what is to be saved of a try that has failed: its number, or that the step has failed for good."""
-        tries = self._state.tries_of(self._name) + 1
-        decision, described = decide_retry(error, policy, tries - 1), remote_error(error)
-        if decision.kind == "retry" and tries < policy.max_failures:
+        number, failures, _ = self._state.tries_of(self._name)
+        decision, described = decide_retry(error, policy, failures), remote_error(error)
+        counts = decision.kind != "retry" or decision.counted
+        self._tried = tried = Tries(number + 1, failures + counts, self._since)
+        if decision.kind == "retry" and tried.failures < policy.max_failures:
             delay = decision.delay if decision.pause is None else decision.pause
             if decision.run_at_ms is not None:
                 delay = _until(decision.run_at_ms)
             elif decision.backs_off:
-                delay = policy.delay_after(tries - 1, described.type, self._report)
-            if self._has_time_for(delay, policy):
+                delay = policy.delay_after(failures, described.type, self._report)
+            if not counts or self._has_time_for(delay, policy):
                 self._pause = delay
-                since = () if policy.retry_for is None else (self._since,)
-                return Save(tries, self._name, encode_json([described.type, described.message, *since]))
+                told = [described.type, described.message, tried.since, tried.failures]
+                kept = 4 if tried.failures < tried.number else 2 if policy.retry_for is None else 3
+                return Save(tried.number, self._name, encode_json(told[:kept]))
         self.result = b"failed " + encode_json([described.type, described.message, described.traceback])
         return Save(0, self._name, self.result, self._has_progressed, took=self._took)
 
@@ -261,7 +265,7 @@ class _Step(Generic[R]):
         """Note that the server knows of the failed try, or raise the error."""
         done.result()
         if self.result is None:
-            self._state.note_try(self._name, self._state.tries_of(self._name) + 1, self._since)
+            self._state.note_try(self._name, self._tried)
         else:
             self._state.note_step(self._name, self.result)
             self._state.note_step_saved(self._name)
@@ -286,7 +290,7 @@ class _Step(Generic[R]):
         """Return the wait for the next try; None if it is over, if it is soon, or if the run is not of a workflow."""
         if self._flow is None:
             return None
-        key = f"{RETRY_OF}{self._name} #{self._state.tries_of(self._name)}"
+        key = f"{RETRY_OF}{self._name} #{self._state.tries_of(self._name).number}"
         if self._pause is None:  # the run was woken by another wait
             return Wait(key, "sleep", in_ms=0) if self._flow.is_open(key) else None
         if self._pause < IN_MEMORY or self._flow.ended(key) is not None:
