@@ -173,6 +173,8 @@ EXPRESSIONS = [
     "5 4 * * 0",
     "5 4 1 * 7",
     "0 12 29 2 *",
+    "10 * * * 0",
+    "0 * 29 10 *",
 ]
 ZONES = {
     "UTC": ["2026-03-28", "2028-02-28"],
@@ -183,6 +185,7 @@ ZONES = {
     "America/Havana": ["2026-03-07", "2026-10-31"],  # at midnight: there is no 00:00
     "Asia/Kathmandu": ["2026-03-28"],
     "Pacific/Apia": ["2011-12-29"],  # a day that does not exist
+    "America/St_Johns": ["2006-04-01", "2006-10-28"],  # at 00:01: the second 23:01 is that of yesterday
 }
 
 
@@ -194,6 +197,13 @@ def test_firings_are_those_of_the_promise(zone: str, expression: str) -> None:
         begin = datetime.fromisoformat(start).replace(tzinfo=UTC)
         expected = expected_firings(expression, zoneinfo.ZoneInfo(zone), begin, 3)
         assert all_firings(cron(expression, zone), begin, 3) == expected, start
+
+
+@pytest.mark.parametrize("zone", ["America/St_Johns", "America/Goose_Bay"])
+def test_an_hourly_expression_of_a_day_whose_beginning_comes_twice_has_an_end(zone: str) -> None:
+    """The default jitter of a stored schedule is that of its times in 2001."""
+    times = local_times(cron("10 * * 10 7L", zone), "2001-01-01T00:00", 2)
+    assert [each[:11] for each in times] == ["10-28 00:10", "10-28 01:10"]
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "Australia/Lord_Howe"])

@@ -377,9 +377,7 @@ class _CronTimes:
         self._zone = _zone(zone)
         self._known: dict[int, int] = {}
         hours = self._new_cron(expression, datetime(2000, 1, 1)).hours
-        minute, _, rest = expression.split(None, 2)
-        # cronsim follows real time if the hour is a star, whatever the other fields are.
-        self._real_time = f"{minute} * {rest}" if hours == _EVERY_HOUR and self._zone is not UTC else ""
+        self._real_time = hours == _EVERY_HOUR and self._zone is not UTC
 
     def next_after(self, ms: int) -> int:
         """Return the first time after that one."""
@@ -388,7 +386,7 @@ class _CronTimes:
             now = at(ms)
             first = self._first_local(now)
             if self._real_time:
-                first = min(first, self._first_real(now))
+                first = self._first_repeated(now, first)
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[ms] = found = ms_of(first)
@@ -401,12 +399,21 @@ class _CronTimes:
                 return moment
         raise UsageError(f"cron expression {self._expression!r} never fires")
 
-    def _first_real(self, now: datetime) -> datetime:
-        """Return the first time after `now` at which the clock shows a time of the expression, be it for the second time."""
-        for moment in self._new_cron(self._real_time, now.astimezone(self._zone)):
-            if (real := moment.astimezone(UTC)) > now:
-                return real
-        raise UsageError(f"cron expression {self._expression!r} never fires")
+    def _first_repeated(self, now: datetime, first: datetime) -> datetime:
+        """Return the first time between these two at which the clock shows a time of the expression for the second time; else
+        `first`.
+
+        cronsim would find it too, but goes round for ever where a clock goes back past a midnight, at another time than that.
+        """
+        shown, offset = now.astimezone(self._zone), first.astimezone(self._zone).utcoffset() or timedelta()
+        start = min(shown.replace(tzinfo=None), (now + offset).replace(tzinfo=None))
+        for local in self._new_cron(self._expression, start):
+            again = local.replace(tzinfo=self._zone, fold=1).astimezone(UTC)
+            if again >= first:
+                break
+            if again > now and again.astimezone(self._zone).replace(tzinfo=None) == local:
+                return again
+        return first
 
 
 _cron_times: Final = lru_cache(maxsize=1000)(_CronTimes)
