@@ -722,6 +722,34 @@ async def test_a_wrong_line_stores_nothing(world: World, line: object) -> None:
     assert await world.mesh.schedules() == []
 
 
+async def test_a_paused_schedule_is_paused_again_before_others_are_stored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, seen = [f"report/{letter}" for letter in "abc"], list[str]()
+    for name in names:
+        await world.mesh.schedule(name, world.report, every=3600)
+    await world.mesh.schedule_handle("report/b").pause()
+    lines = await world.mesh.export_schedules()
+    for name in names:
+        await world.mesh.schedule_handle(name).delete()
+    store, pause = worqr.Mesh._store, worqr.Mesh.pause_schedule
+
+    async def noted_store(mesh: worqr.Mesh, plan: Any, force: str) -> stored_schedules.Stored:
+        seen.append(f"store {plan.definition.name}")
+        return await store(mesh, plan, force)
+
+    async def noted_pause(mesh: worqr.Mesh, name: str, *, paused: bool = True) -> None:
+        seen.append(f"pause {name}")
+        await pause(mesh, name, paused=paused)
+
+    monkeypatch.setattr(worqr.Mesh, "_store", noted_store)
+    monkeypatch.setattr(worqr.Mesh, "pause_schedule", noted_pause)
+    assert (await world.mesh.import_schedules(lines)).created == 3
+    assert seen[seen.index("store report/b") + 1] == "pause report/b"
+    assert (await world.mesh.import_schedules(lines)).unchanged == 3
+    assert (seen.count("pause report/b"), (await world.row("report/b")).paused) == (1, True)
+
+
 async def test_an_export_names_the_schedule_that_cannot_be_read(world: World) -> None:
     await world.mesh.schedules_apply("report/", wanted(world, "a", "b"))
     world.client.hset(world.queue.schedules, "report/b", "7 spoilt")

@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Final, Literal, TypedDict, Unpack, cast
@@ -293,10 +293,13 @@ class StoredSchedules(ScheduleControls):
         keys, rows = self._registry, list[ScheduleRow]()
         for page in in_chunks(list(plans), len, most=ops.SCHEDULES_PER_PAGE):
             rows += (await self._client.ask(ops.survey_schedules(keys, page))).rows
-        applied = await self._apply(plans, {row.name: row for row in rows if row.version})
-        for name in sorted(paused - {row.name for row in rows if row.paused}):
-            await self.pause_schedule(name)
-        return applied
+        there = {row.name: row for row in rows if row.version}
+        applied = [await self._apply({name: plan for name, plan in plans.items() if name not in paused}, there)]
+        for name in sorted(paused):  # each is paused before the next one is stored: it is not to fire meanwhile
+            applied.append(await self._apply({name: plans[name]}, there))
+            if name not in there or not there[name].paused:
+                await self.pause_schedule(name)
+        return AppliedSchedules(*map(sum, zip(*map(astuple, applied), strict=True)))
 
     async def schedules_apply(
         self, prefix: str, wanted: Iterable[Wanted] | AsyncIterable[Wanted], *, delete_at_most: int | None = None
