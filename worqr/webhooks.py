@@ -51,6 +51,8 @@ __all__ = ["NotTaken", "Webhooks", "WrongSignature", "new_secret", "verify"]
 FUNCTION: Final = "worqr.webhook"
 WITHIN: Final = 10.0
 """Seconds for one try, from the look-up of the name to the end of the reply."""
+REPLY_WITHIN: Final = 1.0
+"""Seconds of these for what comes after the status."""
 MAX_REPLY: Final = 64 * 1024
 """Bytes of a reply that are read, if it says how many it has. Nothing looks at them."""
 PER_HOST: Final = 10
@@ -297,7 +299,12 @@ class Webhooks:
                 found = {name.lower(): value for name, value in response.headers}
                 length = found.get(b"content-length", b"")
                 if length.isdigit() and len(length) < 9 and int(length) <= MAX_REPLY:
-                    await response.aread()  # else the receiver would see the connection break
+                    # Else the receiver would see the connection break. The status alone decides.
+                    with (
+                        trio.move_on_after(REPLY_WITHIN),
+                        contextlib.suppress(httpcore.NetworkError, httpcore.ProtocolError),
+                    ):
+                        await response.aread()
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise OSError(_reason(error)) from error
         least = self._policy.delay_after(current().failures, Retry.__name__, lambda _: None)

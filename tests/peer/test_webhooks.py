@@ -268,6 +268,19 @@ async def test_a_receiver_that_does_not_answer_and_one_that_says_too_much_hold_n
         assert len(await failed(mesh)) == 1, "the first"
 
 
+async def test_a_message_was_taken_if_the_status_says_so_whatever_comes_of_the_body(
+    mesh: worqr.Mesh, hooked: Hooked, receiver: Receiver
+) -> None:
+    hooks, _ = hooked()
+    receiver.answers = [(200, {"content-length": "5"}, b"ok"), (410, {"content-length": "5"}, b"")]
+    async with mesh.join():
+        job = await hooks.send(receiver.url, "a")
+        await eventually(partial(state_of, job), "gone")
+        await hooks.send(receiver.url, "b")
+        await eventually(lambda: failed(mesh), ["127.0.0.1 wants no more messages (410)"])
+    assert len(receiver.got) == 2
+
+
 async def test_a_host_that_is_slow_leaves_the_others_their_places(
     mesh: worqr.Mesh, hooked: Hooked, receiver: Receiver
 ) -> None:
