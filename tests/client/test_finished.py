@@ -211,3 +211,18 @@ async def test_wrong_arguments_are_named(linked: worqr.Mesh) -> None:
         await queue.dispatch(b"x", keep=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(worqr.UsageError, match="a claim is"):
         await queue.forget("nonsense")
+
+
+async def test_a_result_in_a_queue_that_the_mesh_has_forgotten_is_reached_by_its_queue(
+    linked: worqr.Mesh, server: Server
+) -> None:
+    queue = linked.queue("Q1")
+
+    async def run(task: bytes) -> None: ...
+
+    async with serving(linked, "Q1", run):
+        job = await queue.dispatch(b"a", tags={"a"}, result_ttl=3600)
+        await job.result(timeout=60)
+    server.client().zrem(RegistryKeys(linked.prefix).queues, "Q1")  # as the leader does after an hour
+    assert any("results" in place for place in (await linked.forget_tagged("a")).unreached)
+    assert (await queue.forget_tagged("a")).results == 1

@@ -45,6 +45,7 @@ UNREACHED: Final = (
     "rows of outboxes that were not sent yet, and other tables of your databases",
     "`queue.recent()`: ids and errors of the last runs, for a day",
     "schedules with the tag in their call, which fire again, and their last outcomes: delete the schedules",
+    "results in queues that had no worker and no other job for an hour, until they expire; `queue.forget_tagged` reaches them",
     "plain tasks, and jobs that were dispatched without the tag",
 )
 """Where data of a tag may still be after ``forget_tagged``."""
