@@ -28,7 +28,7 @@ import msgspec.inspect
 from worqr.codecs import check_not_encoded
 from worqr.errors import UsageError, did_you_mean
 from worqr.policy import Undecodable
-from worqr.validation import encode_json, is_model, name_of
+from worqr.validation import encode_in_order, encode_json, is_model, name_of
 
 # Whether a value arrives as it was, when it travels as JSON and is decoded by a type annotation. Pure.
 #
@@ -694,14 +694,6 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments: each parameter is in one of them, defaults as well."""
 
 
-def _in_order(value: object) -> object:
-    if isinstance(value, set | frozenset):
-        return sorted(map(_in_order, cast("set[object]", value)), key=encode_json)
-    if isinstance(value, dict):
-        return {name: _in_order(each) for name, each in cast("dict[object, object]", value).items()}
-    return [*map(_in_order, cast("list[object]", value))] if isinstance(value, list | tuple) else value
-
-
 class ArgumentCodec:
     """Encodes and decodes the arguments of `function`. `name` is its name in errors. `stores_result`: workers keep its result.
 
@@ -892,10 +884,22 @@ class ArgumentCodec:
         return task
 
     def named(self, values: Mapping[str, Any]) -> bytes:
-        """Return values that `encode` takes as they name a call: as a payload, with sets in the same order in each process."""
+        """Return values that `encode` takes as they name a call: as a payload, with sets and objects in the same order in each
+        process.
+
+        Raises:
+            UsageError: a set has values that have no order.
+        """
         if (self._codec or self.ready()).raw:
             return self.encode(values)
-        return encode_json(_in_order(values[self._names[0]] if self.payload_is_argument else values))
+        try:
+            if self.payload_is_argument:
+                return encode_in_order(values[self._names[0]])
+            return msgspec.json.encode({name: msgspec.Raw(encode_in_order(value)) for name, value in values.items()})
+        except TypeError as error:
+            raise UsageError(
+                f"{self.name}: this call cannot be named by its arguments: {error}; pass a list in place of the set"
+            ) from None
 
     def decode(self, task: bytes) -> Arguments:
         """Decode the arguments from `task`. Fields of newer producers are ignored; missing fields have their defaults.

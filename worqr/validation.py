@@ -117,6 +117,8 @@ def _instead(value: Any) -> str:
 
 
 _encode = msgspec.json.Encoder(enc_hook=_encode_custom).encode
+encode_in_order: Final = msgspec.json.Encoder(enc_hook=_encode_custom, order="deterministic").encode
+"""Encodes as `encode_json` what that can encode, with sets and objects in an order that their values decide."""
 
 
 def encode_json(value: object) -> bytes:

@@ -30,9 +30,9 @@ import trio
 
 from worqr.batches import BatchInfo, EndedJob
 from worqr.errors import UsageError, WorqrError
-from worqr.inside import current_run
 from worqr.limits import Lanes, Limit
 from worqr.peer.context import current
+from worqr.peer.run import current_run
 from worqr.policy import Failure, Policy, Retry, RetryPolicy
 from worqr.validation import Seconds, seconds
 
@@ -344,8 +344,8 @@ def _message_id() -> str:
     run = current_run.get()
     if run.id.startswith("@"):
         return run.id
-    first = (run.record or {}).get(b"first", b"").decode("ascii", "replace")
-    return f"{quote(run.id, safe='/:')}-{first}"
+    first = b"" if run.record is None else run.record.get(b"first", b"")
+    return f"{quote(run.id, safe='/:')}-{first.decode('ascii', 'replace')}"
 
 
 def _pause(failures: int, _error: str) -> float:
