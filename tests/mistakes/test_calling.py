@@ -163,8 +163,13 @@ def test_a_datetime_without_a_timezone() -> None:
             TypeError,
             "mails.send(): got an unexpected keyword argument 'copeis'",
         ),
+        (
+            partial(function.call, "ada", delay=60),
+            TypeError,
+            "unexpected keyword argument 'delay'; if it is an option of the job, write send.options(delay=...).dispatch(...)",
+        ),
     ],
-    ids=["not JSON", "a lambda", "NaN", "a wrong type", "one is missing", "too many", "misspelt"],
+    ids=["not JSON", "a lambda", "NaN", "a wrong type", "one is missing", "too many", "misspelt", "an option"],
 )
 def test_arguments_that_its_handler_would_not_take(
     mistake: Callable[[], object], error: type[Exception], why: str

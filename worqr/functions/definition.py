@@ -17,7 +17,7 @@ from worqr.client.topics import Facts, Subscribed
 from worqr.errors import UsageError
 from worqr.functions.depends import injected
 from worqr.handler_options import Handling, check_failure_handler, handling, is_async
-from worqr.job_options import check_bounded, encode_keep, encode_tags
+from worqr.job_options import JobOptions, check_bounded, encode_keep, encode_tags
 from worqr.keys import QueueKeys
 from worqr.limits import Lanes, lane_name
 from worqr.log_events import emit, raise_ctrl_c
@@ -154,7 +154,10 @@ class FunctionDefinition:
     def call(self, options: Mapping[str, object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
         """Return a call, with its arguments checked and encoded."""
         codec = self.codec
-        values = codec.bind(args, kwargs)
+        try:
+            values = codec.bind(args, kwargs)
+        except TypeError as error:
+            raise TypeError(f"{error}{self._hint_at_option(kwargs)}") from None
         task = codec.encode(values)
         if self.client is not None and len(task) > self.client.settings.max_payload:
             check_task(task, self.client.settings.max_payload)
@@ -166,6 +169,13 @@ class FunctionDefinition:
         if self.options.tags:
             options = self._with_tags(options, positional, by_keyword)
         return Call(self.name, positional, by_keyword, task, options, self)
+
+    def _hint_at_option(self, kwargs: Mapping[str, object]) -> str:
+        """Return the end of an error about arguments, of which one may be meant as an option of the job."""
+        own = {parameter.name for parameter in self.codec.parameters}
+        name = next((name for name in kwargs if name in JobOptions.__annotations__ and name not in own), "")
+        short = self.name.rpartition(".")[2]
+        return name and f"; if it is an option of the job, write {short}.options({name}=...).dispatch(...)"
 
     def _warn_of_large(self, size: int) -> None:
         """Log that the server keeps large payloads in its memory. Once, because all calls of the function may be large."""
