@@ -1069,6 +1069,22 @@ async def test_a_step_in_a_thread_that_has_failed_for_good_ends_the_job(new_mesh
     assert calls == ["refused", "refused"]
 
 
+@pytest.mark.parametrize("place", ["loop", "asyncio"])
+async def test_a_plain_step_in_an_async_workflow_says_how_to_declare_it(new_mesh: NewMesh, place: Any) -> None:
+    mesh = new_mesh()
+
+    @mesh.step(name="tell")
+    def tell(who: str) -> None:
+        raise AssertionError("it was called on the event loop")
+
+    @mesh.workflow(name="fulfil", result_ttl=60, keep_failed=0, retry=worqr.RetryPolicy(max_failures=1), runs_in=place)
+    async def fulfil() -> None:
+        tell("Ada")
+
+    async with mesh.join():
+        assert "event loop: write `async def tell(...)`" in await failure_of(await fulfil.dispatch())
+
+
 async def test_a_step_takes_at_most_its_timeout(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

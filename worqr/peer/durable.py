@@ -200,7 +200,8 @@ class Flow:
         if is_async(fn):
             return self._step(key, fn, args, kwargs, policy)
         with self._giving_back(key):
-            return take_step_now(key, fn, args, kwargs, policy)
+            instead = f"async def {getattr(fn, '__name__', '...')}(...)"
+            return take_step_now(key, fn, args, kwargs, policy, instead=instead)
 
     async def _step(self, key: str, fn: Callable[..., Any], *given: Any) -> Any:
         with self._giving_back(key):

@@ -142,15 +142,22 @@ def step_now(name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
 
 
 def take_step_now(
-    name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], policy: Policy | None = None
+    name: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    policy: Policy | None = None,
+    *,
+    instead: str = "",
 ) -> Any:
-    """Take a step, as `step_now` does. With a policy, a failed try is followed by others.
+    """Take a step, as `step_now` does. With a policy, a failed try is followed by others. `instead`: the code to write where an
+    event loop runs.
 
     Raises:
         StepFailed: the policy allows no further try, in this run or in an earlier one.
     """
     with _Step[Any](name, fn) as begun:
-        begun.run.check_may_wait(f"await worqr.step({name!r}, ...)")
+        begun.run.check_may_wait(instead or f"await worqr.step({name!r}, ...)")
         while begun.result is None:
             begun.pause_now()
             try:
