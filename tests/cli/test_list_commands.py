@@ -25,8 +25,6 @@ Beside = Callable[..., Awaitable[Answer]]
 @pytest.mark.parametrize(
     ("words", "note"),
     [
-        (("queues",), "no queue holds tasks or has workers"),
-        (("workers",), "no worker is registered; start one with `worqr run package.module:mesh`"),
         (("limits",), "no program has used a limit with a name: write worqr.Limit(20, name='openai')"),
         (("schedules",), "no worker has declared a schedule"),
         (("schedules", "list"), "no worker has declared a schedule"),
@@ -35,6 +33,21 @@ Beside = Callable[..., Awaitable[Answer]]
 def test_nothing_is_a_note_beside_an_empty_list(cli: Command, words: tuple[str, ...], note: str) -> None:
     assert cli(*words) == Answer(0, "", f"worqr: {note}\n")
     assert cli(*words, "--json") == Answer(0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("word", "note"),
+    [
+        ("queues", "no queue holds tasks or has workers"),
+        ("workers", "no worker is registered; start one with `worqr run package.module:mesh`"),
+    ],
+)
+def test_an_empty_mesh_may_be_another_one_than_that_of_the_program(
+    cli: Command, prefix: str, word: str, note: str
+) -> None:
+    remedy = f"the prefix is {prefix!r}: for a Mesh(prefix='shop'), add --prefix shop"
+    assert cli(word) == Answer(0, "", f"worqr: {note}; {remedy}\n")
+    assert cli(word, "--json") == Answer(0, "", "")
 
 
 async def test_limits_with_a_name_are_listed_with_what_is_in_use(beside: Beside, mesh: worqr.Mesh) -> None:

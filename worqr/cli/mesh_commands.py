@@ -25,6 +25,7 @@ from worqr.cli.options import (
     QueueName,
     flag,
     mesh_at,
+    prefix_read,
     queue_by_name,
     run_connected,
     unknown_queue_hint,
@@ -63,7 +64,7 @@ def list_workers(*, json: JsonLines = False, connect: ConnectOptions = FROM_ENVI
         return await mesh.workers()
 
     found = run_connected(connect, command)
-    nothing = "no worker is registered; start one with `worqr run package.module:mesh`"
+    nothing = "no worker is registered; start one with `worqr run package.module:mesh`" + prefix_read(connect)
     print_list(workers_table(found), found, fields_of, json=json, nothing=nothing)
 
 

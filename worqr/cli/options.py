@@ -223,6 +223,11 @@ class ConnectOptions:
     ] = None
 
 
+def prefix_read(connect: ConnectOptions) -> str:
+    """Return the end of the message that a mesh is empty: it may be another one than that of the program."""
+    return f"; the prefix is {connect.prefix!r}: for a Mesh(prefix='shop'), add --prefix shop"
+
+
 _credentials: list[Credentials] = []
 _codec_of: list[Mesh] = []
 

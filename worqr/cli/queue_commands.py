@@ -18,6 +18,7 @@ from worqr.cli.options import (
     flag,
     parse_duration,
     parse_rate,
+    prefix_read,
     queue_by_name,
     run_connected,
     unknown_queue_hint,
@@ -71,7 +72,7 @@ def queues(
         found,
         lambda info: {**asdict(info), "unserved": is_unserved(info)},
         json=json,
-        nothing="no queue holds tasks or has workers",
+        nothing="no queue holds tasks or has workers" + prefix_read(connect),
     )
 
 
