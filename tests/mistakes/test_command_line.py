@@ -34,6 +34,31 @@ def test_what_cannot_be_run(program: Callable[..., Ended], words: tuple[str, ...
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("dashboard", "--port", "80"), "worqr dashboard has no option --port; use --bind 127.0.0.1:9090"),
+        (("metrics", "--port", "80"), "worqr metrics has no option --port; use --bind 127.0.0.1:9464"),
+        (
+            ("call", "f", "--delay", "5m"),
+            "worqr call has no option --delay; use `worqr dispatch QUEUE PAYLOAD --delay ...`",
+        ),
+        (
+            ("enqueue", "q", "x", "--id", "7"),
+            "worqr enqueue has no option --id; use `worqr dispatch QUEUE PAYLOAD --id ...`",
+        ),
+        (("--prefix", "shop", "queues"), "--prefix comes before the command; options stand behind it"),
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_another_command_or_none_has(
+    program: Callable[..., Ended], words: tuple[str, ...], why: str
+) -> None:
+    ended = program(SHOP, *words)
+    assert ended.code == 2
+    assert why in ended.err
+
+
 def test_a_number_that_is_typed_as_a_text(program: Callable[..., Ended]) -> None:
     ended = program(SHOP, "call", "shop.add", "a=1", "b:=2", "to=ada", 'c="1"')
     assert ended.code == 0

@@ -55,7 +55,7 @@ _MEANT: Final = {
     "failed drop QUEUE ID": "drop discard",
     "resume QUEUE": "unpause continue",
 }
-_OTHER_OPTIONS: Final = {
+_OF_RUN: Final = {
     **dict.fromkeys(("-c", "-t", "--worker-concurrency"), "--concurrency N"),
     "-w": "--workers N",
     **dict.fromkeys(("--max-tasks-per-child", "--max-tasks"), "--max-runs N"),
@@ -73,6 +73,18 @@ _OTHER_OPTIONS: Final = {
     **dict.fromkeys(("-b", "--broker", "--redis", "-u"), "--url redis://localhost:6379/0"),
 }
 """Options that the workers of other task queues have, and what to use instead."""
+_OF_CALL: Final = {
+    option: f"`worqr dispatch QUEUE PAYLOAD {option} ...`"
+    for option in ("--id", "--delay", "--run-at", "--expires", "--timeout", "--result-ttl", "--meta")
+}
+_OTHER_OPTIONS: Final[dict[tuple[str, ...], dict[str, str]]] = {
+    ("run",): _OF_RUN,
+    ("call",): _OF_CALL,
+    ("enqueue",): _OF_CALL,
+    ("dashboard",): dict.fromkeys(("--port", "-p"), "--bind 127.0.0.1:9090"),
+    ("metrics",): dict.fromkeys(("--port", "-p", "--host"), "--bind 127.0.0.1:9464"),
+}
+"""Options that people try, by command, and what to use instead."""
 SIMILARITY: Final = 0.8
 """How similar a command must be to the name, if that is one of `OTHER_NAMES`."""
 OTHER_NAMES: Final = {name: command for command, names in _MEANT.items() for name in names.split()}
@@ -81,6 +93,8 @@ OTHER_NAMES: Final = {name: command for command, names in _MEANT.items() for nam
 
 def unknown_command(name: str, known: Iterable[str]) -> str:
     """Return the message about the command `name`, which is none of `known`."""
+    if name.startswith("-"):
+        return f"{name} comes before the command; options stand behind it, as in `worqr queues --url URL`"
     commands = list(known)
     close = difflib.get_close_matches(name, commands, 1, SIMILARITY if name in OTHER_NAMES else 0.6)
     meant = [OTHER_NAMES[name]] if name in OTHER_NAMES else []
@@ -117,7 +131,6 @@ def usage_message(error: CycloptsError, commands: Iterable[str]) -> str:
         return f"{missing}; `{command} --help` shows the usage"
     if isinstance(error, UnknownOptionError):
         option = error.token.keyword or error.token.value
-        others = _OTHER_OPTIONS if chain == ("run",) else {}
-        if option in others:
-            return f"{command} has no option {option}; use {others[option]}"
+        if use := _OTHER_OPTIONS.get(tuple(chain), {}).get(option or ""):
+            return f"{command} has no option {option}; use {use}"
     return " ".join(str(error).split())
