@@ -1076,6 +1076,17 @@ class ListCodec(ArgumentCodec):
         kind = inspect.Parameter.POSITIONAL_ONLY
         return inspect.Signature([parameters[0].replace(kind=kind, annotation=one or inspect.Parameter.empty)])
 
+    def encode(self, values: Mapping[str, Any]) -> bytes:
+        """Encode one element as a payload."""
+        try:
+            return super().encode(values)
+        except UsageError as error:
+            if not any(isinstance(value, list | tuple | set) for value in values.values()):
+                raise
+            short = self.name.rpartition(".")[2]
+            text = f"{error}; a call is one element of the list: for several, mesh.enqueue_many(map({short}.call, elements))"
+            raise UsageError(text) from error.__cause__
+
     def _hints_of(self, found: Mapping[str, Any]) -> dict[str, Any]:
         hints = super()._hints_of(found)
         return {

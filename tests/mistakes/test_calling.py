@@ -26,6 +26,10 @@ async def send(to: str, copies: int = 1) -> None: ...
 def plain(what, more=None) -> None: ...  # type: ignore[no-untyped-def]
 
 
+@mesh.task(name="rows.insert", batch_size=100)
+def insert(rows: list[dict[str, str]]) -> None: ...
+
+
 function: Any = send
 anything: Any = mesh
 untyped: Any = plain
@@ -176,6 +180,13 @@ def test_arguments_that_its_handler_would_not_take(
 ) -> None:
     with pytest.raises(error, match=re.escape(why)):
         mistake()
+
+
+def test_a_whole_list_for_a_function_that_takes_a_list_of_calls() -> None:
+    rows: Any = [{"name": "Ada"}, {"name": "Grace"}]
+    why = "Expected `object`, got `array`; a call is one element of the list: for several, mesh.enqueue_many(map(insert.call, "
+    with pytest.raises(worqr.UsageError, match=re.escape(why)):
+        insert.call(rows)
 
 
 @pytest.mark.parametrize("value", [dt.datetime.now(dt.UTC), (1, 2), b"raw"], ids=["datetime", "tuple", "bytes"])
