@@ -428,6 +428,9 @@ async def test_a_result_that_does_not_come_says_where_the_job_is(mesh: worqr.Mes
             text, *facts = await late(job)
             assert facts == ["scheduled", 0, 1]
             assert text.startswith("its state is 'scheduled'; its last try raised ")
+            due = (await job.status()).next_run
+            assert due is not None
+            assert f"; its next run is due at {due:%Y-%m-%d %H:%M:%S} UTC; 0 tasks wait" in text
         await job.cancel()
 
 

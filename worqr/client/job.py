@@ -10,7 +10,7 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar, cast
 from urllib.parse import quote, unquote
 
@@ -626,6 +626,10 @@ class Job(Generic[R]):
         texts.append(f"its state is {status.state!r}")
         if status.error is not None:
             texts.append(f"its last try raised {status.error.type}: {status.error.message[:LONGEST_ERROR]}")
+        if status.state == "suspended" and status.waits_for:
+            texts.append(f"it waits for {status.waits_for}")
+        elif status.next_run is not None:
+            texts.append(f"its next run is due at {status.next_run.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC")
         info = await info_at(self._client, self._keys)
         facts.update(waiting=info.waiting, workers=info.workers)
         waits = "1 task waits" if info.waiting == 1 else f"{info.waiting:,} tasks wait"
