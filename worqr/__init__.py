@@ -192,7 +192,9 @@ if not TYPE_CHECKING:
             if name in names.split():
                 value = globals()[name] = getattr(import_module(home), name)
                 return value
-        raise AttributeError(f"module 'worqr' has no attribute {name!r}")
+        methods = ("task", "workflow", "every", "on")
+        hint = f": write mesh = worqr.Mesh(), and @mesh.{name} above the function" if name in methods else ""
+        raise AttributeError(f"module 'worqr' has no attribute {name!r}{hint}")
 
     def __dir__():
         return sorted({*globals(), *__all__})

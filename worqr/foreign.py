@@ -75,6 +75,10 @@ OPTIONS: Final = {
     "priority": _PRIORITY,
     "wait": "it is an option of a call: fn.options(wait=30).dispatch(...)",
     "queues": "use only, as in mesh.run(only=['mail.*'])",
+    **dict.fromkeys(
+        ("cron", "every", "schedule", "run_every", "crontab", "interval"),
+        "write @mesh.cron('0 3 * * *') or @mesh.every(60) above @mesh.task",
+    ),
     "tz": "use timezone, as in mesh.cron('0 7 * * *', timezone='Europe/Berlin')",
 }
 """What to write instead of an option."""
@@ -87,6 +91,10 @@ MESH: Final = {
         ("name", "app_name", "main"), "use app='shop' for the name in lists of workers, prefix= for the keys"
     ),
     **dict.fromkeys(("namespace", "key_prefix", "queue_name"), "use prefix, the first part of all keys"),
+    **dict.fromkeys(
+        ("concurrency", "workers", "max_jobs"),
+        "it is an option of a worker: `worqr run --concurrency 50`, mesh.run(concurrency=50)",
+    ),
 }
 """What to write instead of an option of a mesh."""
 
@@ -95,9 +103,11 @@ _DISPATCH: Final = (
     "use `await {fn}.options(delay=60).dispatch(...)`, or `worqr.sync({fn}.options(delay=60).dispatch, ...)` where no event "
     "loop runs"
 )
+_MANY: Final = "use `await mesh.enqueue_many(map({fn}.call, values))`, or mesh.dispatch_many for jobs"
 CALLS: Final = {
     **dict.fromkeys(("delay", "send", "kiq", "remote"), _ENQUEUE),
     **dict.fromkeys(("apply_async", "send_with_options", "kicker", "enqueue_in", "enqueue_at"), _DISPATCH),
+    **dict.fromkeys(("enqueue_many", "dispatch_many", "map", "starmap", "chunks", "bulk"), _MANY),
     **dict.fromkeys(("s", "si", "signature", "message"), "use `{fn}.call(...)`, which is a call as a value"),
 }
 """What to call instead of a method of a function."""

@@ -48,6 +48,7 @@ untyped: Any = plain
         (lambda: function.send("ada"), "use `await send.enqueue(...)`"),
         (lambda: function.kiq("ada"), "use `await send.enqueue(...)`"),
         (lambda: function.apply_async(("ada",)), "use `await send.options(delay=60).dispatch(...)`"),
+        (lambda: function.enqueue_many(["ada"]), "use `await mesh.enqueue_many(map(send.call, values))`"),
         (lambda: function.s("ada"), "use `send.call(...)`, which is a call as a value"),
         (lambda: function.delay("ada"), "or `worqr.sync(send.enqueue, ...)`"),
         (lambda: function.apply_async(("ada",)), "or `worqr.sync(send.options(delay=60).dispatch, ...)`"),

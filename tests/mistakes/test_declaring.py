@@ -37,6 +37,13 @@ class Shop:
     def sell(self, what: str) -> None: ...
 
 
+@pytest.mark.parametrize("name", ["task", "workflow", "every"])
+def test_a_decorator_of_the_module_in_place_of_one_of_a_mesh(name: str) -> None:
+    why = f"module 'worqr' has no attribute '{name}': write mesh = worqr.Mesh(), and @mesh.{name} above the function"
+    with pytest.raises(AttributeError, match=re.escape(why)):
+        getattr(worqr, name)
+
+
 # Options
 
 
@@ -54,6 +61,10 @@ class Shop:
         ({"rate_limit": "10/m"}, "task() has no option 'rate_limit'; use limit=worqr.Limit(rate=10, per=60)"),
         ({"tenant": "customer"}, "task() has no option 'tenant'; use lanes=worqr.Lanes('customer') for a parameter"),
         ({"group": "a"}, "or fn.options(lane='acme')"),
+        (
+            {"cron": "0 3 * * *"},
+            "task() has no option 'cron'; write @mesh.cron('0 3 * * *') or @mesh.every(60) above @mesh.task",
+        ),
         ({"wait": 5}, "it is an option of a call: fn.options(wait=30)"),
         (
             {"soft_time_limit": 5},

@@ -60,6 +60,13 @@ def test_the_url_under_the_name_that_others_give_it(option: str) -> None:
         make(**{option: "redis://localhost"})
 
 
+def test_an_option_of_a_worker() -> None:
+    make: Any = worqr.Mesh
+    why = "Mesh() has no option 'concurrency'; it is an option of a worker: `worqr run --concurrency 50`"
+    with pytest.raises(worqr.UsageError, match=re.escape(why)):
+        make(concurrency=4)
+
+
 def test_an_option_of_the_mesh_that_is_misspelt() -> None:
     make: Any = worqr.Mesh
     with pytest.raises(worqr.UsageError, match=re.escape("Mesh() has no option 'patince'; did you mean 'patience'?")):
