@@ -434,6 +434,20 @@ async def test_a_result_that_does_not_come_says_where_the_job_is(mesh: worqr.Mes
         await job.cancel()
 
 
+async def test_a_result_that_does_not_come_says_the_remedy_at_the_end_of_a_long_error(
+    mesh: worqr.Mesh, other: worqr.Mesh
+) -> None:
+    async def fail(_task: bytes) -> None:
+        raise ValueError(f"{'why, ' * 80}and what to do")
+
+    async with mesh.connect(), serving(other, "shop.sned", fail, retry=worqr.RetryPolicy(min_backoff=60)):
+        job = await mesh.queue("shop.sned").dispatch(b"a", id="x", result_ttl=60)
+        await eventually(lambda: state(job), "scheduled")
+        text, *_ = await late(job)
+        assert "why, and what to do; " in text
+        await job.cancel()
+
+
 async def test_a_job_that_ended_just_then_is_said_to_have_ended(
     mesh: worqr.Mesh, other: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -306,7 +306,7 @@ ENDED = frozenset({"finished", "failed", "cancelled", "gone"})
 
 EXPLAIN_WITHIN: Final = 2.0
 """Seconds in which the state of the job is read for the text of `ResultTimeout`."""
-LONGEST_ERROR: Final = 200
+LONGEST_ERROR: Final = 500
 """Characters of the last error in the message of `ResultTimeout`."""
 
 
