@@ -172,8 +172,8 @@ async def test_a_second_server_of_a_folder_is_refused(
     monkeypatch.setattr(data_server, "LOCKED_WITHIN", 0.0)
     await serving(start())
     found = await trio.to_thread.run_sync(command, "server", "--data", str(folder))
-    assert found.code == 1
-    assert re.search(r"worqr: a server uses .*; stop it first, or choose another folder with --data\n", found.err)
+    assert (found.code, found.out) == (1, "")
+    assert re.fullmatch(r"worqr: a server uses .*; stop it first, or choose another folder with --data\n", found.err)
 
 
 async def test_the_socket_of_another_server_is_not_taken_over(

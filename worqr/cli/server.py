@@ -112,7 +112,7 @@ class DataServer:
     max_memory: int
 
     def become(self, program: Path) -> NoReturn:
-        """Replace this process by the server, which logs to the standard error. It ends with SIGTERM or SIGINT.
+        """Print the URL, and become the server, which logs to the standard error. It ends with SIGTERM or SIGINT.
 
         Raises:
             UsageError: another server uses the folder or the socket, or the path of the socket is too long.
@@ -128,10 +128,21 @@ class DataServer:
         os.set_inheritable(lock, True)
         path = self.folder / CONFIGURATION
         _write_whole(path, self.configuration().encode())
+        self._announce(program)
         environment = {**os.environ, "LC_ALL": "C"}  # Redis 7.2 does not start with a locale that is not installed
         _tell_systemd_when_ready(environment.pop("NOTIFY_SOCKET", ""), self.socket, self.password, lock)
         os.dup2(2, 1)
         os.execve(program, [os.fspath(program), os.fspath(path)], environment)  # noqa: S606
+
+    def _announce(self, program: Path) -> None:
+        print(f"unix://{quote(str(self.socket))}", flush=True)
+        folder, limit = escape(str(self.folder)), self.max_memory >> 20
+        print_error(f"{program.name} keeps its data in {folder}, at most {limit} MiB; press Ctrl-C to stop it")
+        if primary := [line.split()[1:] for line in self.settings_of_replica() if line.startswith("replicaof ")]:
+            print_error(
+                f"the data have moved to {escape(':'.join(primary[0]))}: this server sends programs there, and accepts no "
+                f"writes. To use the folder otherwise, delete {CONFIGURATION} in it"
+            )
 
     def _check_socket_free(self) -> None:
         """Raise UsageError if a server of another folder listens there: the program would take its path away."""
@@ -429,17 +440,7 @@ def _become(folder: Path, port: int, options: ProductionOptions) -> NoReturn:
         path = (options.socket or folder / "server.sock").absolute()
         limit = parse_size(options.max_memory, "--max-memory") or half_of_the_memory()
         found = DataServer(folder, path, options.socket_mode, port, addresses, password, limit)
-        program = find_server()
-        print(f"unix://{quote(str(path))}", flush=True)
-        print_error(
-            f"{program.name} keeps its data in {escape(str(folder))}, at most {limit >> 20} MiB; press Ctrl-C to stop it"
-        )
-        if primary := [line.split()[1:] for line in found.settings_of_replica() if line.startswith("replicaof ")]:
-            print_error(
-                f"the data have moved to {escape(':'.join(primary[0]))}: this server sends programs there, and accepts no "
-                f"writes. To use the folder otherwise, delete {CONFIGURATION} in it"
-            )
-        found.become(program)
+        found.become(find_server())
     except OSError as error:
         raise CommandFailed(f"cannot use the data folder: {error}; choose another with --data") from None
 
