@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import trio
 import worqr
 import worqr.testing as worqr_testing
 from tests.peer.tools import QUICK, eventually, until
-from tests.peer.workflow_jobs import Approval, dying, keeping, registry
+from tests.peer.workflow_jobs import Approval, dying, keeping, registry, unawaited
 from tests.support.patience import PATIENCE
 from worqr.client.producer import Producer
 from worqr.peer import children, durable, steps
@@ -1083,6 +1084,16 @@ async def test_a_plain_step_in_an_async_workflow_says_how_to_declare_it(new_mesh
 
     async with mesh.join():
         assert "event loop: write `async def tell(...)`" in await failure_of(await fulfil.dispatch())
+
+
+async def test_a_wait_that_a_plain_workflow_cannot_await_fails(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+    mesh.include(unawaited)
+    functions: list[Any] = list(mesh.functions.values())
+    async with mesh.join():
+        for function, call in itertools.product(functions, ("sleep", "sleep_until", "wait_for")):
+            assert f"write worqr.{call}_now(...)" in await failure_of(await function.dispatch(call))
+    assert len(functions) == 2
 
 
 async def test_a_step_takes_at_most_its_timeout(new_mesh: NewMesh) -> None:

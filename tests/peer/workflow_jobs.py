@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import worqr
 
@@ -13,6 +15,7 @@ registry = worqr.Registry()
 dying = worqr.Registry()
 keeping = worqr.Registry()
 sealed = worqr.Registry()
+unawaited = worqr.Registry()
 
 
 @dataclass
@@ -20,6 +23,25 @@ class Approval:
     """What a person sends."""
 
     by: str
+
+
+def waits_for_nothing(call: str) -> None:
+    """A plain function that forgets ``_now``."""
+    arguments: Any = {"sleep": (60,), "sleep_until": (datetime.now(UTC),), "wait_for": ("approved", bool)}
+    getattr(worqr, call)(*arguments[call])
+
+
+once: Any = {"result_ttl": 60, "keep_failed": 0, "retry": worqr.RetryPolicy(max_failures=1)}
+
+
+@unawaited.workflow(name="in a process", runs_in="process", **once)
+def waits_for_nothing_in_a_process(call: str) -> None:
+    waits_for_nothing(call)
+
+
+@unawaited.workflow(name="in a thread", **once)
+def waits_for_nothing_in_a_thread(call: str) -> None:
+    waits_for_nothing(call)
 
 
 @registry.step(name="note")

@@ -516,6 +516,18 @@ def flow_here(what: str) -> Flow:
     return flow
 
 
+def _check_awaitable(call: str) -> None:
+    """Raise UsageError if nothing in this thread could await what a call returns: a plain function would go on at once."""
+    from worqr.link import can_wait_here  # a worker process does without the link
+
+    flow_here(f"worqr.{call}()")
+    if not can_wait_here():
+        raise UsageError(
+            f"worqr.{call}() would not wait, because no event loop runs in this thread: in a workflow that is a plain function, "
+            f"write worqr.{call}_now(...)"
+        )
+
+
 # Sleeping
 
 
@@ -530,10 +542,11 @@ def sleep(duration: Seconds, *, name: str = "") -> Coroutine[Any, Any, None]:
         name: Distinguishes sleeps of several tasks of one run. Sleeps of one task are numbered.
 
     Raises:
-        UsageError: Called outside a workflow, or inside a time limit of the application; another task of the run sleeps under
-            the same name; or `duration` is not valid.
+        UsageError: Called outside a workflow, in a thread or process where no event loop runs, or inside a time limit of the
+            application; another task of the run sleeps under the same name; or `duration` is not valid.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
+    _check_awaitable("sleep")
     flow, key, wait = _sleep_wait(duration, name)
     return _slept(flow, key, wait)
 
@@ -565,6 +578,7 @@ def sleep_until(moment: datetime, *, name: str = "") -> Coroutine[Any, Any, None
         UsageError: As `sleep`, or the datetime has no timezone.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
+    _check_awaitable("sleep_until")
     flow, key, wait = _until_wait(moment, name)
     return _slept(flow, key, wait)
 
@@ -659,6 +673,7 @@ def wait_for(name: str, kind: type[T], /, *, timeout: Seconds | None = None, man
         UsageError: As `sleep`, or JSON does not know the type.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
+    _check_awaitable("wait_for")
     if many:
         flow_here("worqr.wait_for()")
         return _mailbox(name, kind, timeout)
