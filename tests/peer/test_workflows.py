@@ -1086,12 +1086,12 @@ async def test_a_plain_step_in_an_async_workflow_says_how_to_declare_it(new_mesh
         assert "event loop: write `async def tell(...)`" in await failure_of(await fulfil.dispatch())
 
 
-async def test_a_wait_that_a_plain_workflow_cannot_await_fails(new_mesh: NewMesh) -> None:
+async def test_a_call_that_a_plain_workflow_cannot_await_fails(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
     mesh.include(unawaited)
     functions: list[Any] = list(mesh.functions.values())
     async with mesh.join():
-        for function, call in itertools.product(functions, ("sleep", "sleep_until", "wait_for")):
+        for function, call in itertools.product(functions, ("sleep", "sleep_until", "wait_for", "step")):
             assert f"write worqr.{call}_now(...)" in await failure_of(await function.dispatch(call))
     assert len(functions) == 2
 

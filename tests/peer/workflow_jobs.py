@@ -27,7 +27,12 @@ class Approval:
 
 def waits_for_nothing(call: str) -> None:
     """A plain function that forgets ``_now``."""
-    arguments: Any = {"sleep": (60,), "sleep_until": (datetime.now(UTC),), "wait_for": ("approved", bool)}
+    arguments: Any = {
+        "sleep": (60,),
+        "sleep_until": (datetime.now(UTC),),
+        "wait_for": ("approved", bool),
+        "step": ("one", print),
+    }
     getattr(worqr, call)(*arguments[call])
 
 

@@ -33,7 +33,7 @@ from worqr.ops import Wait
 from worqr.peer.children import Children, check_lifetime
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import IN_MEMORY, End, Run, Save, current_run
-from worqr.peer.steps import check_not_inside_step, take_step, take_step_now
+from worqr.peer.steps import check_awaitable, check_not_inside_step, take_step, take_step_now
 from worqr.policy import Failure, Policy, Snooze, Suspended
 from worqr.validation import Seconds, check_text, seconds, to_ms
 
@@ -516,18 +516,6 @@ def flow_here(what: str) -> Flow:
     return flow
 
 
-def _check_awaitable(call: str) -> None:
-    """Raise UsageError if nothing in this thread could await what a call returns: a plain function would go on at once."""
-    from worqr.link import can_wait_here  # a worker process does without the link
-
-    flow_here(f"worqr.{call}()")
-    if not can_wait_here():
-        raise UsageError(
-            f"worqr.{call}() would not wait, because no event loop runs in this thread: in a workflow that is a plain function, "
-            f"write worqr.{call}_now(...)"
-        )
-
-
 # Sleeping
 
 
@@ -546,7 +534,8 @@ def sleep(duration: Seconds, *, name: str = "") -> Coroutine[Any, Any, None]:
             application; another task of the run sleeps under the same name; or `duration` is not valid.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
-    _check_awaitable("sleep")
+    flow_here("worqr.sleep()")
+    check_awaitable("sleep")
     flow, key, wait = _sleep_wait(duration, name)
     return _slept(flow, key, wait)
 
@@ -578,7 +567,8 @@ def sleep_until(moment: datetime, *, name: str = "") -> Coroutine[Any, Any, None
         UsageError: As `sleep`, or the datetime has no timezone.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
-    _check_awaitable("sleep_until")
+    flow_here("worqr.sleep_until()")
+    check_awaitable("sleep_until")
     flow, key, wait = _until_wait(moment, name)
     return _slept(flow, key, wait)
 
@@ -673,9 +663,9 @@ def wait_for(name: str, kind: type[T], /, *, timeout: Seconds | None = None, man
         UsageError: As `sleep`, or JSON does not know the type.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
-    _check_awaitable("wait_for")
+    flow_here("worqr.wait_for()")
+    check_awaitable("wait_for")
     if many:
-        flow_here("worqr.wait_for()")
         return _mailbox(name, kind, timeout)
     flow, wait = _event_wait(name, kind, timeout)
     return _waited(flow, wait, kind)

@@ -43,7 +43,7 @@ R = TypeVar("R")
 async def step(name: str, fn: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 @overload
 async def step(name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-async def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function in a handler, unless an earlier run of this job has called it: then return what it returned.
 
     A step is called again if its worker dies between its effect and the save. If that must not happen, pass the other system
@@ -61,15 +61,29 @@ async def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) 
         What the function returned, in this run or in an earlier one.
 
     Raises:
-        UsageError: Called outside a handler; this run has taken a step of this name before; JSON does not know the return
-            annotation; the stored result is not of that type; or it would arrive as another type or value than was returned.
+        UsageError: Called outside a handler, or in a thread or process where no event loop runs; this run has taken a step of
+            this name before; JSON does not know the return annotation; the stored result is not of that type; or it would
+            arrive as another type or value than was returned.
         Failure: The function was called, and its result cannot be stored: it is no JSON, or the job would keep more than 1 MiB.
             The job moves to the dead-letter queue, because another run would call the function again.
         ClaimLost: The task was reassigned to another worker, or has ended.
         RefusedByServer: The server does not permit it.
         Unavailable: The peer has left.
     """
-    return await take_step(name, fn, args, kwargs)
+    if current_run.get(None) is not None:
+        check_awaitable("step")
+    return take_step(name, fn, args, kwargs)
+
+
+def check_awaitable(call: str) -> None:
+    """Raise UsageError in a plain function, which cannot await what a call returns, and would go on at once."""
+    from worqr.link import can_wait_here  # a worker process does without the link
+
+    if not can_wait_here():
+        raise UsageError(
+            f"worqr.{call}() has done nothing, because no event loop runs in this thread that could await it: in a plain "
+            f"function, write worqr.{call}_now(...)"
+        )
 
 
 async def take_step(
