@@ -97,6 +97,18 @@ async def test_the_next_run_finds_what_was_saved_and_takes_no_step_again(mesh: w
     assert found == {"before": "page 1", "x": 2, "saved": "b'page 2'", "calls": [1]}
 
 
+async def test_a_save_that_a_plain_function_cannot_await_is_refused(mesh: worqr.Mesh) -> None:
+    @mesh.task(name="forgets", result_ttl=60, keep_failed=0, retry=worqr.RetryPolicy(max_failures=1))
+    def forgets() -> None:
+        saving = worqr.current().save(b"1")
+        saving.close()
+
+    async with mesh.join():
+        job = await forgets.dispatch()
+        with pytest.raises(worqr.JobFailed, match=r"write worqr\.current\(\)\.save_now\(\.\.\.\)"):
+            await job.result(30)
+
+
 async def test_a_raw_task_keeps_what_it_saved(mesh: worqr.Mesh) -> None:
     seen = list[tuple[str, bytes | None]]()
     done = trio.Event()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from datetime import datetime
@@ -21,6 +21,7 @@ from worqr.foreign import CONTEXT, no_such_attribute
 from worqr.limits import MOST
 from worqr.peer.error_throttle import wait_done
 from worqr.peer.run import Run, RunHost, Save, check_saved, current_run, failed_of
+from worqr.peer.steps import check_awaitable
 from worqr.records import CancelReason
 from worqr.remote_error import meta_of
 from worqr.stored_values import whole
@@ -242,7 +243,7 @@ class Context:
         record = self._run.record
         return None if record is None else record.saved_state().saved
 
-    async def save(self, state: bytes) -> None:
+    def save(self, state: bytes) -> Coroutine[Any, Any, None]:
         """Save bytes for later runs of this job, and return when the server has them. Later runs find them in `saved`.
 
         They replace the bytes that were saved before. They are deleted when the job ends, or when a dispatch of its id brings
@@ -252,12 +253,16 @@ class Context:
             state: At most 256 KiB.
 
         Raises:
-            UsageError: `state` is not bytes, or too large; or all that the job keeps, with the results of its steps, would be
-                over 1 MiB.
+            UsageError: `state` is not bytes, or too large; all that the job keeps, with the results of its steps, would be over
+                1 MiB; or called in a thread or process where no event loop runs.
             ClaimLost: The task was reassigned to another worker, or has ended. Nothing was saved.
             RefusedByServer: The server does not permit it. Nothing was saved.
             Unavailable: The peer has left.
         """
+        check_awaitable("current().save")
+        return self._save(state)
+
+    async def _save(self, state: bytes) -> None:
         save, done = self._begin_save(state)
         await wait_done(done)
         done.result()
