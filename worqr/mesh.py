@@ -20,7 +20,7 @@ from worqr.client.permits import Permit, permit_block
 from worqr.client.producer import Call, SendMiddleware, named_call
 from worqr.client.queue import Queue
 from worqr.client.stored_schedules import StoredSchedules
-from worqr.client.sync import sending, sent_by
+from worqr.client.sync import sent_by
 from worqr.client.topics import Topics
 from worqr.codecs import Codec
 from worqr.cron import Definition
@@ -40,7 +40,7 @@ from worqr.peer.options import HISTORY_QUEUES, JoinOptions
 from worqr.peer.peer import Peer
 from worqr.peer.scheduler import StarvationDetector
 from worqr.tracing import Tracing
-from worqr.validation import Seconds
+from worqr.validation import Seconds, returns_coroutine
 
 R = TypeVar("R")
 
@@ -327,7 +327,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
 
     # Functions
 
-    @sending
+    @returns_coroutine
     def send(
         self, address: str, name: str, value: object = None, /, *, again: bool = False
     ) -> Coroutine[Any, Any, Delivery]:
@@ -370,7 +370,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         """
         return named_call(name, args, kwargs, self.max_payload)
 
-    @sending
+    @returns_coroutine
     def enqueue_many(self, calls: Iterable[Call[Any]]) -> Coroutine[Any, Any, int]:
         """Enqueue calls as raw tasks, a thousand in one round trip. Of a thousand, those of one queue are stored all or none.
 
@@ -388,7 +388,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         """
         return sent_by("mesh.enqueue_many", self._client.producer.enqueue_many(calls))
 
-    @sending
+    @returns_coroutine
     def dispatch_many(self, calls: Iterable[Call[R]]) -> Coroutine[Any, Any, list[Job[R]]]:
         """Dispatch calls as jobs, a thousand in one round trip.
 

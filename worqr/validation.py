@@ -9,10 +9,10 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from types import NoneType
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 import msgspec
 
@@ -22,13 +22,39 @@ from worqr.foreign import not_bytes
 Seconds = float | timedelta
 """A duration: seconds as a number, or a timedelta."""
 
-SENDS: Final = "__worqr_sends__"
-"""The attribute of a ``def`` that returns a coroutine, see `worqr.client.sync.sending`."""
+_RETURNS_COROUTINE: Final = "__worqr_returns_coroutine__"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Unmarked:
+    """On Python 3.11 the mark of a coroutine function is an object of asyncio, which a program on Trio has not imported."""
+
+    functions: ClassVar[list[Any]] = []
+
+
+def returns_coroutine(function: F) -> F:
+    """Mark a ``def`` that returns a coroutine as a coroutine function, for frameworks and mocks that ask."""
+    setattr(function, _RETURNS_COROUTINE, True)
+    if sys.version_info >= (3, 12):
+        return inspect.markcoroutinefunction(function)
+    _Unmarked.functions.append(function)
+    mark_coroutine_functions()
+    return function
+
+
+def mark_coroutine_functions() -> None:
+    """Set the marks that are missing. Called again when asyncio may have been imported meanwhile."""
+    coroutines = sys.modules.get("asyncio.coroutines")
+    if coroutines is not None and _Unmarked.functions:
+        for function in _Unmarked.functions:
+            function._is_coroutine = coroutines._is_coroutine
+        _Unmarked.functions.clear()
 
 
 def is_coroutine_function(function: object) -> bool:
-    """Return True for an ``async def``, and for a method of worqr that returns a coroutine."""
-    return inspect.iscoroutinefunction(function) or getattr(function, SENDS, False) is True
+    """Return True for an ``async def``, and for a ``def`` of worqr that returns a coroutine."""
+    return inspect.iscoroutinefunction(function) or getattr(function, _RETURNS_COROUTINE, False) is True
 
 
 MAX_FAILURES: Final = 10

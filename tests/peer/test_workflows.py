@@ -1096,6 +1096,26 @@ async def test_a_call_that_a_plain_workflow_cannot_await_fails(new_mesh: NewMesh
     assert len(functions) == 2
 
 
+@pytest.mark.parametrize("call", ["gather", "first", "step"])
+async def test_what_a_plain_workflow_cannot_await_is_refused(new_mesh: NewMesh, call: str) -> None:
+    mesh = new_mesh()
+
+    @mesh.task(name="pack")
+    async def pack() -> None: ...
+
+    @mesh.step(name="charge")
+    async def charge() -> None: ...
+
+    @mesh.workflow(name="fulfil", result_ttl=60, keep_failed=0, retry=worqr.RetryPolicy(max_failures=1))
+    def fulfil() -> None:
+        unawaited: Any = charge() if call == "step" else getattr(worqr, call)(pack.run())
+        unawaited.close()
+
+    async with mesh.join():
+        instead = "def charge(...) for the step" if call == "step" else f"worqr.{call}_now(...)"
+        assert f"in a plain function, write {instead}" in await failure_of(await fulfil.dispatch())
+
+
 async def test_a_step_takes_at_most_its_timeout(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

@@ -28,7 +28,7 @@ from worqr.client.job import Job
 from worqr.client.notifications import Notification, Watch, sleep, subscribed
 from worqr.client.outbox_relay import Relay, relay_messages
 from worqr.client.producer import Call, batch_token, handle_of
-from worqr.client.sync import sending, sent_by
+from worqr.client.sync import sent_by
 from worqr.command import Command
 from worqr.errors import (
     BatchEnded,
@@ -48,7 +48,7 @@ from worqr.ops import MAX_ITEMS, BatchRow
 from worqr.records import Failed
 from worqr.remote_error import meta_of
 from worqr.stored_values import readable, whole
-from worqr.validation import Seconds, check_text, moment, seconds
+from worqr.validation import Seconds, check_text, moment, returns_coroutine, seconds
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -207,7 +207,7 @@ class Batch:
 
     # Adding jobs
 
-    @sending
+    @returns_coroutine
     def dispatch(self, call: Call[R]) -> Coroutine[Any, Any, Job[R]]:
         """Add a job. It may run at once, while others are still added.
 
@@ -235,7 +235,7 @@ class Batch:
             raise late
         return jobs[0]
 
-    @sending
+    @returns_coroutine
     def dispatch_many(self, calls: Iterable[Call[R]]) -> Coroutine[Any, Any, list[Job[R]]]:
         """Add jobs, a thousand in one round trip.
 
@@ -513,7 +513,7 @@ def _thousands(calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
 
 
 if not TYPE_CHECKING:  # a type checker knows the signature
-    Batch.dispatch = sending(explain_arguments("dispatch() of a batch", BATCH)(Batch.dispatch))
+    Batch.dispatch = returns_coroutine(explain_arguments("dispatch() of a batch", BATCH)(Batch.dispatch))
 
 
 # Make a batch for the length of a block. Its end seals the batch; an error cancels it.

@@ -46,7 +46,7 @@ from worqr.client.inspection import (
 from worqr.client.job import Job, job_record, opened_infos, opened_record
 from worqr.client.notifications import cancel_and_wait, sleep
 from worqr.client.producer import Call
-from worqr.client.sync import sending, sent_by
+from worqr.client.sync import sent_by
 from worqr.command import Command
 from worqr.errors import UsageError
 from worqr.foreign import QUEUE, no_such_attribute
@@ -78,7 +78,17 @@ from worqr.mesh_records import LaneInfo, QueueInfo
 from worqr.ops import MAX_ITEMS, CancelReply, LaneRow
 from worqr.records import MOST_RECENT, CancelCount, EndedRun, Forgotten, JobRecord, Matches, TaskInfo, decode_run
 from worqr.stored_values import readable
-from worqr.validation import Seconds, check_count, check_task, check_tasks, check_text, from_ms, seconds, to_ms
+from worqr.validation import (
+    Seconds,
+    check_count,
+    check_task,
+    check_tasks,
+    check_text,
+    from_ms,
+    returns_coroutine,
+    seconds,
+    to_ms,
+)
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -143,7 +153,7 @@ class Queue:
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
 
-    @sending
+    @returns_coroutine
     def enqueue(
         self, *tasks: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]
     ) -> Coroutine[Any, Any, int]:
@@ -177,7 +187,7 @@ class Queue:
         send = producer.enqueue_raw if self._client.settings.send_middleware else producer.enqueue_tasks
         return sent_by("queue.enqueue", send(self._keys, checked, given))
 
-    @sending
+    @returns_coroutine
     def dispatch(
         self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]
     ) -> Coroutine[Any, Any, Job[bytes]]:

@@ -9,16 +9,14 @@ each mesh (`worqr.client.client`). `sync_block` is the counterpart for ``async w
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from types import CoroutineType, MethodType, TracebackType
-from typing import Any, ClassVar, Final, ParamSpec, TypeVar, cast, overload
+from typing import Any, Final, ParamSpec, TypeVar, cast, overload
 
 from worqr.errors import UsageError
 from worqr.link import as_sync, can_wait_here, loop_here, loop_name_here, run_blocking
-from worqr.validation import SENDS
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -217,31 +215,6 @@ def _close(found: object) -> None:
 
 
 # Methods that send
-
-
-class _Unmarked:
-    """On Python 3.11 the mark of a coroutine function is an object of asyncio, which a program on Trio has not imported."""
-
-    methods: ClassVar[list[Any]] = []
-
-
-def sending(method: F) -> F:
-    """Mark a ``def`` that returns a coroutine as a coroutine function, for frameworks and mocks that ask."""
-    setattr(method, SENDS, True)
-    if sys.version_info >= (3, 12):
-        return inspect.markcoroutinefunction(method)
-    _Unmarked.methods.append(method)
-    mark_sending()
-    return method
-
-
-def mark_sending() -> None:
-    """Set the marks that are missing. Called again when asyncio may have been imported meanwhile."""
-    coroutines = sys.modules.get("asyncio.coroutines")
-    if coroutines is not None and _Unmarked.methods:
-        for method in _Unmarked.methods:
-            method._is_coroutine = coroutines._is_coroutine
-        _Unmarked.methods.clear()
 
 
 def sent_by(call: str, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:

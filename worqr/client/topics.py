@@ -23,7 +23,7 @@ import msgspec
 
 from worqr import ops
 from worqr.client.producer import Call, random_part
-from worqr.client.sync import sending, sent_by
+from worqr.client.sync import sent_by
 from worqr.errors import NotReplicated, Unavailable, UsageError, WorqrError
 from worqr.inside import current_run
 from worqr.job_options import check_id, encode_options
@@ -31,7 +31,7 @@ from worqr.keys import PUBLISH, QueueKeys, RegistryKeys, check_name
 from worqr.policy import Failure, Retry, Undecodable
 from worqr.remote_error import meta_of
 from worqr.stored_values import whole
-from worqr.validation import check_task, encode_json
+from worqr.validation import check_task, encode_json, returns_coroutine
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -275,7 +275,7 @@ class Topics:
 
     _client: Client
 
-    @sending
+    @returns_coroutine
     def publish(self, topic: str, value: object, *, id: str | None = None) -> Coroutine[Any, Any, Published]:
         """Publish an event: each queue that is subscribed to the topic gets one job of it, and its handler the value.
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, TypeV
 from worqr.client.job import Job
 from worqr.client.producer import Call
 from worqr.client.queue import Queue
-from worqr.client.sync import mark_sending, sending, sent_by, sync
+from worqr.client.sync import sent_by, sync
 from worqr.errors import UsageError
 from worqr.foreign import CALLS, no_such_method
 from worqr.functions.definition import FunctionDefinition
@@ -29,7 +29,7 @@ from worqr.job_options import RAW_OPTIONS, FollowUp, Keep, NoSuchOption, Update,
 from worqr.policy import ChildCancelled, ChildFailed, RetryPolicy
 from worqr.records import Failed, RemoteError
 from worqr.remote_error import packed_error
-from worqr.validation import Seconds, check_text, seconds
+from worqr.validation import Seconds, check_text, mark_coroutine_functions, returns_coroutine, seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,7 +48,7 @@ class Bound(Generic[P, R]):
         self._short = f"{definition.name.rpartition('.')[2]}.options(...)"  # for messages
         self._child_name = ""
 
-    @sending
+    @returns_coroutine
     def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R]]:
         """Put a call into the function's queue as a job, with an id, and with a result if the function keeps results.
 
@@ -166,7 +166,7 @@ def _name_in(bound: Bound[Any, Any]) -> str:
 class PlainBound(Bound[P, R]):
     """A function with options that a plain task can have, too; ``function.options(max_length=1000, wait=30)`` makes it."""
 
-    @sending
+    @returns_coroutine
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, None]:
         """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.
 
@@ -198,7 +198,7 @@ class Function(PlainBound[P, R]):
     """
 
     def __init__(self, definition: FunctionDefinition) -> None:
-        mark_sending()
+        mark_coroutine_functions()
         functools.update_wrapper(cast("Any", self), definition.fn)
         for name in [name for name in vars(self) if not name.startswith("__") and hasattr(type(self), name)]:
             del vars(self)[name]  # such an attribute (`dispatch` of a singledispatch) would hide the method
@@ -420,7 +420,8 @@ class ChildJob(Generic[R]):
         return f"<ChildJob {self.key!r}>"
 
 
-async def gather(*jobs: ChildJob[R]) -> list[R]:
+@returns_coroutine
+def gather(*jobs: ChildJob[R]) -> Coroutine[Any, Any, list[R]]:
     """Wait in a workflow until jobs that it has started have all ended, and return their results, in the order of the arguments.
 
     The workflow holds no slot meanwhile, and runs again once, after the last of them.
@@ -431,10 +432,15 @@ async def gather(*jobs: ChildJob[R]) -> list[R]:
     Raises:
         JobFailed: A job failed for good. Of several, the error is that of the first one in the order of the arguments.
         JobCancelled: A job was cancelled.
-        UsageError: An argument is no such job; or outside a workflow.
+        UsageError: An argument is no such job; outside a workflow, or in a thread or process where no event loop runs.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
-    flow = _flow_of(jobs)
+    if (flow := _flow_of(jobs)) is not None:
+        flow.run.check_awaitable("worqr.gather()", "worqr.gather_now(...)")
+    return _gathered(flow, jobs)
+
+
+async def _gathered(flow: Any, jobs: Sequence[ChildJob[R]]) -> list[R]:
     if flow is None:
         return []
     ends: Sequence[Any] = await flow.children.wait([job.key for job in jobs])
@@ -461,7 +467,8 @@ def gather_now(*jobs: ChildJob[R]) -> list[R]:
     return [job._value(end) for job, end in zip(jobs, ends, strict=True)]  # pyright: ignore[reportPrivateUsage]
 
 
-async def first(*jobs: ChildJob[R], timeout: Seconds | None = None) -> tuple[int, R] | None:
+@returns_coroutine
+def first(*jobs: ChildJob[R], timeout: Seconds | None = None) -> Coroutine[Any, Any, tuple[int, R] | None]:
     """Wait in a workflow until one of the jobs that it has started has ended; later runs get the same one.
 
     The others go on, and their ends are kept: await them later, or let them be. The workflow holds no slot meanwhile.
@@ -476,10 +483,16 @@ async def first(*jobs: ChildJob[R], timeout: Seconds | None = None) -> tuple[int
     Raises:
         JobFailed: The job that ended first failed for good.
         JobCancelled: It was cancelled.
-        UsageError: An argument is no such job, or there is none; or outside a workflow.
+        UsageError: An argument is no such job, or there is none; outside a workflow, or in a thread or process where no event
+            loop runs.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
     flow, ms = _first_of(jobs, timeout)
+    flow.run.check_awaitable("worqr.first()", "worqr.first_now(...)")
+    return _first(flow, jobs, ms)
+
+
+async def _first(flow: Any, jobs: Sequence[ChildJob[R]], ms: int | None) -> tuple[int, R] | None:
     return _won(jobs, await flow.children.first([job.key for job in jobs], ms))
 
 

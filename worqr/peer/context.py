@@ -21,11 +21,10 @@ from worqr.foreign import CONTEXT, no_such_attribute
 from worqr.limits import MOST
 from worqr.peer.error_throttle import wait_done
 from worqr.peer.run import Run, RunHost, Save, check_saved, current_run, failed_of
-from worqr.peer.steps import check_awaitable
 from worqr.records import CancelReason
 from worqr.remote_error import meta_of
 from worqr.stored_values import whole
-from worqr.validation import Seconds, check_between, clean_text, from_ms
+from worqr.validation import Seconds, check_between, clean_text, from_ms, returns_coroutine
 from worqr.validation import seconds as seconds_of
 
 
@@ -243,6 +242,7 @@ class Context:
         record = self._run.record
         return None if record is None else record.saved_state().saved
 
+    @returns_coroutine
     def save(self, state: bytes) -> Coroutine[Any, Any, None]:
         """Save bytes for later runs of this job, and return when the server has them. Later runs find them in `saved`.
 
@@ -259,7 +259,7 @@ class Context:
             RefusedByServer: The server does not permit it. Nothing was saved.
             Unavailable: The peer has left.
         """
-        check_awaitable("current().save")
+        self._run.check_awaitable("worqr.current().save()", "worqr.current().save_now(...)")
         return self._save(state)
 
     async def _save(self, state: bytes) -> None:

@@ -33,7 +33,7 @@ from worqr.ops import Wait
 from worqr.peer.children import Children, check_lifetime
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import IN_MEMORY, End, Run, Save, current_run
-from worqr.peer.steps import check_awaitable, check_not_inside_step, take_step, take_step_now
+from worqr.peer.steps import check_not_inside_step, take_step, take_step_now
 from worqr.policy import Failure, Policy, Snooze, Suspended
 from worqr.validation import Seconds, check_text, seconds, to_ms
 
@@ -197,10 +197,12 @@ class Flow:
         self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], policy: Policy | None
     ) -> Any:
         """Take a step: return its result, or for an async function the coroutine that returns it."""
+        name = getattr(fn, "__name__", "...")
         if is_async(fn):
+            self.run.check_awaitable(f"{name}()", f"def {name}(...) for the step")
             return self._step(key, fn, args, kwargs, policy)
         with self._giving_back(key):
-            instead = f"async def {getattr(fn, '__name__', '...')}(...)"
+            instead = f"async def {name}(...)"
             return take_step_now(key, fn, args, kwargs, policy, instead=instead)
 
     async def _step(self, key: str, fn: Callable[..., Any], *given: Any) -> Any:
@@ -534,8 +536,7 @@ def sleep(duration: Seconds, *, name: str = "") -> Coroutine[Any, Any, None]:
             application; another task of the run sleeps under the same name; or `duration` is not valid.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
-    flow_here("worqr.sleep()")
-    check_awaitable("sleep")
+    flow_here("worqr.sleep()").run.check_awaitable("worqr.sleep()", "worqr.sleep_now(...)")
     flow, key, wait = _sleep_wait(duration, name)
     return _slept(flow, key, wait)
 
@@ -567,8 +568,7 @@ def sleep_until(moment: datetime, *, name: str = "") -> Coroutine[Any, Any, None
         UsageError: As `sleep`, or the datetime has no timezone.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
-    flow_here("worqr.sleep_until()")
-    check_awaitable("sleep_until")
+    flow_here("worqr.sleep_until()").run.check_awaitable("worqr.sleep_until()", "worqr.sleep_until_now(...)")
     flow, key, wait = _until_wait(moment, name)
     return _slept(flow, key, wait)
 
@@ -663,8 +663,7 @@ def wait_for(name: str, kind: type[T], /, *, timeout: Seconds | None = None, man
         UsageError: As `sleep`, or JSON does not know the type.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
-    flow_here("worqr.wait_for()")
-    check_awaitable("wait_for")
+    flow_here("worqr.wait_for()").run.check_awaitable("worqr.wait_for()", "worqr.wait_for_now(...)")
     if many:
         return _mailbox(name, kind, timeout)
     flow, wait = _event_wait(name, kind, timeout)

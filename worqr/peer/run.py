@@ -990,6 +990,21 @@ class Run(Generic[Host]):
         if name := loop_name_here():
             raise UsageError(f"this would block the running {name} event loop: write `{instead}`")
 
+    def check_awaitable(self, call: str, instead: str) -> None:
+        """Raise UsageError in a plain function, which cannot await what a call returns, and would go on at once.
+
+        Args:
+            call: what was called.
+            instead: the code to write.
+        """
+        from worqr.link import can_wait_here  # a worker process does without the link
+
+        if not can_wait_here():
+            raise UsageError(
+                f"{call} has done nothing, because no event loop runs in this thread that could await it: in a plain "
+                f"function, write {instead}"
+            )
+
     def offload(self, offloaded: Offloaded) -> None:
         """Note that the handler runs in a thread, on an asyncio loop or in a process."""
         self.offloaded = offloaded

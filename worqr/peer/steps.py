@@ -31,7 +31,7 @@ from worqr.peer.run import IN_MEMORY, RETRY_OF, Run, Save, Tries, check_step, cu
 from worqr.policy import Policy, StepFailed, decide_retry
 from worqr.records import RemoteError
 from worqr.remote_error import remote_error
-from worqr.validation import encode_json
+from worqr.validation import encode_json, returns_coroutine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ R = TypeVar("R")
 async def step(name: str, fn: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 @overload
 async def step(name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+@returns_coroutine
 def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function in a handler, unless an earlier run of this job has called it: then return what it returned.
 
@@ -70,20 +71,9 @@ def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
         RefusedByServer: The server does not permit it.
         Unavailable: The peer has left.
     """
-    if current_run.get(None) is not None:
-        check_awaitable("step")
+    if (run := current_run.get(None)) is not None:
+        run.check_awaitable("worqr.step()", "worqr.step_now(...)")
     return take_step(name, fn, args, kwargs)
-
-
-def check_awaitable(call: str) -> None:
-    """Raise UsageError in a plain function, which cannot await what a call returns, and would go on at once."""
-    from worqr.link import can_wait_here  # a worker process does without the link
-
-    if not can_wait_here():
-        raise UsageError(
-            f"worqr.{call}() has done nothing, because no event loop runs in this thread that could await it: in a plain "
-            f"function, write worqr.{call}_now(...)"
-        )
 
 
 async def take_step(
