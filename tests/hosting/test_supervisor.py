@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +58,15 @@ def test_only_the_worker_that_is_started_for_one_that_died_notes_that(monkeypatc
     parent._renew()
     parent._start_missing()
     assert [each.restarted for each in parent._workers] == ["", ""]
+
+
+def test_the_parent_imports_no_file_of_the_folder_that_it_is_started_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "operator.py").write_text("raise RuntimeError('a file of the application')")  # a module that json imports
+    commands: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _program, command: commands.append(command))
+    plan = Plan([sys.executable, "-c", "raise SystemExit(7)"], 1, Limits(), grace=0, probe=None)
+    supervisor.become_supervisor(plan, None, log_json=False)
+    ended = subprocess.run(commands[0], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 7, ended.stderr

@@ -309,7 +309,7 @@ PARENT_STUCK_AFTER: Final = 30.0
 LEVEL_NOW: Final = 3
 """The `StopLevel` with which a worker ends at once."""
 _JSON: Final = "application/json"
-_PROGRAM: Final = (
+_PROGRAM: Final = (  # with -P: json imports modules whose names files of the application may have, such as operator
     "import json, sys; plan = json.loads(sys.argv.pop()); sys.path[:] = plan.pop('path'); "
     "from worqr.hosting.supervisor import main; main(plan)"
 )
@@ -366,7 +366,7 @@ def become_supervisor(plan: Plan, level: Level | None, *, log_json: bool) -> NoR
     flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, *flags, "-c", _PROGRAM, json.dumps(data)])  # noqa: S606 - no shell is wanted
+    os.execv(sys.executable, [sys.executable, *flags, "-P", "-c", _PROGRAM, json.dumps(data)])  # noqa: S606 - no shell is wanted
 
 
 def main(data: dict[str, Any]) -> NoReturn:
