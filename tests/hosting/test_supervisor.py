@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -63,10 +64,19 @@ def test_only_the_worker_that_is_started_for_one_that_died_notes_that(monkeypatc
 def test_the_parent_imports_no_file_of_the_folder_that_it_is_started_in(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "operator.py").write_text("raise RuntimeError('a file of the application')")  # a module that json imports
+    (tmp_path / "operator.py").write_text("raise RuntimeError('json imports a module of this name')")
     commands: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda _program, command: commands.append(command))
     plan = Plan([sys.executable, "-c", "raise SystemExit(7)"], 1, Limits(), grace=0, probe=None)
     supervisor.become_supervisor(plan, None, log_json=False)
     ended = subprocess.run(commands[0], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 7, ended.stderr
+
+
+def test_a_hangup_does_not_count_as_the_first_signal() -> None:
+    parent: Any = supervisor._Supervisor(Plan([], 1, Limits(), grace=0, probe=None))
+    levels: list[int] = []
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+        parent._on_signal(number, None)
+        levels.append(parent._level)
+    assert levels == [1, 1, 1, 2, 3, 3]

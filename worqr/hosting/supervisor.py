@@ -465,12 +465,13 @@ class _Worker:
 
 
 class _Supervisor:
-    """The parent. Its signal handler changes `_level` only; `run` changes everything else."""
+    """The parent. Its signal handler changes `_signals` and `_level` only; `run` changes everything else."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._workers: list[_Worker] = []
         self._started = 0
+        self._signals = 0  # SIGHUP does not count, as in a single worker
         self._level = 0
         self._passed_on = 0
         self._renewed: _Worker | None = None
@@ -517,7 +518,8 @@ class _Supervisor:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number != signal.SIGCHLD:
-            self._level = max(1, min(LEVEL_NOW, self._level + (number != signal.SIGHUP)))
+            self._signals += number != signal.SIGHUP
+            self._level = min(LEVEL_NOW, max(1, self._level, self._signals))
 
     def _once(self) -> bool:
         """Do what is to be done now. Return True when all workers have ended."""
