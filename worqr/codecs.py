@@ -334,6 +334,7 @@ class StoredValues:
         self._codec = codec
         self._frames = not all(isinstance(each, Fernet | Signed | Compress) for each in parts)
         self._takes_plain = accept_plain or all(isinstance(each, Compress) for each in parts)
+        self._compress = next((each for each in parts if isinstance(each, Compress)), Compress())
 
     def encode(self, value: bytes) -> bytes:
         """Return the bytes to store.
@@ -393,6 +394,8 @@ class StoredValues:
                 "a value was stored without the codec of this mesh: if it is of a program that you trust, pass "
                 "Mesh(accept_plain=True)"
             )
+        if self._takes_plain and stored.startswith(ZLIB):  # compressed alone is plain, too: no key protects it
+            return self._compress.decode(stored)
         if self._frames:
             if not stored.startswith(OWN):
                 _check_other(stored, "the codec of this mesh")

@@ -530,3 +530,27 @@ def test_a_value_of_another_codec_is_waited_for_and_not_broken() -> None:
             codecs.StoredValues(other, accept_plain=True).decode(mine.encode(b"x"))
     with pytest.raises(Undecodable):
         mine.decode(codecs.ZLIB + b"x")
+
+
+@pytest.mark.parametrize(
+    "codec", [Odd(), Fernet(NEW), Stack([Compress(), Signed(NEW)])], ids=["own", "fernet", "stack"]
+)
+def test_what_was_only_compressed_counts_as_plain(codec: Codec) -> None:
+    compressed = Compress().encode(bytes(2000))
+    assert codecs.StoredValues(codec, accept_plain=True).decode(compressed) == bytes(2000)
+    with pytest.raises(Undecodable):
+        codecs.StoredValues(codec, accept_plain=False).decode(compressed)
+
+
+async def test_a_mesh_that_compressed_begins_to_encrypt_with_its_waiting_tasks(new_mesh: NewMesh) -> None:
+    before, after = new_mesh(codec=Compress()), new_mesh(codec=Stack([Compress(), Fernet(NEW)]))
+    ran: list[str] = []
+
+    @after.task(name="work")
+    async def work(value: str) -> None:
+        ran.append(value)
+
+    async with before.connect():
+        await before.enqueue_many([before.call("work", value="x" * 2000)])
+    async with after.join():
+        await until(lambda: ran == ["x" * 2000])
