@@ -221,6 +221,25 @@ def test_what_does_not_fit_does_not_compile(compiled: Compile) -> None:
     assert {int(line) for line in re.findall(r"wrong.go:(\d+)", said)} == {*range(1, len(WRONG) + 1)}, said
 
 
+async def test_tags_of_a_dispatch_are_added_to_those_of_the_function(
+    mesh: worqr.Mesh, compiled: Compile, environment: dict[str, str], tmp_path: Path
+) -> None:
+    @mesh.task(name="shop.bill", tags=("bills", "eu"))
+    async def bill() -> None: ...
+
+    code = """
+func main() {
+	must(mesh.Bill.Dispatch(ctx, shop.BillArgs{}, shop.DispatchOptions{ID: "1"}))
+	must(mesh.Bill.Dispatch(ctx, shop.BillArgs{}, shop.DispatchOptions{ID: "2", Tags: []string{"ada", "eu", "ada"}}))
+}
+"""
+    assert compiled(mesh, code) == ""
+    await output(["./use"], environment, tmp_path)
+    async with mesh.connect():
+        counts = [sum((await mesh.queue("shop.bill").count_tagged(tag)).values()) for tag in ("bills", "eu", "ada")]
+    assert counts == [2, 2, 1]
+
+
 async def test_a_request_whose_reply_is_lost_is_sent_again_and_stored_once(
     compiled: Compile,
     own_server: Server,

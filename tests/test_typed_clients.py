@@ -196,6 +196,23 @@ async def test_a_client_dispatches_and_reads_results(
     assert said[6].endswith("had not ended after 0.02 s")
 
 
+async def test_tags_of_a_dispatch_are_added_to_those_of_the_function(
+    mesh: worqr.Mesh, compiled: Compile, environment: dict[str, str], tmp_path: Path
+) -> None:
+    @mesh.task(name="shop.bill", tags=("bills", "eu"))
+    async def bill() -> None: ...
+
+    code = """
+    await shop.bill.dispatch({ id: "1" });
+    await shop.bill.dispatch({ id: "2", tags: ["ada", "eu", "ada"] });
+    """
+    assert compiled(mesh, code) == ""
+    await output(["node", "use.js"], environment, tmp_path)
+    async with mesh.connect():
+        counts = [sum((await mesh.queue("shop.bill").count_tagged(tag)).values()) for tag in ("bills", "eu", "ada")]
+    assert counts == [2, 2, 1]
+
+
 async def test_a_request_whose_reply_is_lost_is_sent_again_and_stored_once(
     compiled: Compile,
     own_server: Server,

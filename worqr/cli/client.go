@@ -325,6 +325,16 @@ func (o DispatchOptions) wire(isSharded bool) (map[string]any, error) {
 	return o.withMeta(found)
 }
 
+// withTags returns the tags of the function, and those of the dispatch.
+func withTags(declared, given []string) []string {
+	for _, tag := range given {
+		if !strings.Contains("\n"+strings.Join(declared, "\n")+"\n", "\n"+tag+"\n") {
+			declared = append(declared, tag)
+		}
+	}
+	return declared
+}
+
 func (o DispatchOptions) withMeta(found map[string]any) (map[string]any, error) {
 	if o.Meta == nil {
 		return found, nil
@@ -580,6 +590,9 @@ func (t *Jobs[A, R]) Dispatch(ctx context.Context, args A, options DispatchOptio
 	payload, err := t.payload(args)
 	if err != nil {
 		return nil, err
+	}
+	if declared, isTagged := t.options["tags"].(string); isTagged {
+		options.Tags = withTags(strings.Split(declared, "\n"), options.Tags)
 	}
 	wire, err := options.wire(t.isSharded)
 	if err != nil {

@@ -196,6 +196,12 @@ function wireOptions(given: DispatchOptions): { [name: string]: Wire } {
   return Object.keys(fields).length ? { ...found, fields } : found;
 }
 
+/** The tags of the function, and those of the dispatch. */
+function withTags(...options: { [name: string]: Wire }[]): { [name: string]: Wire } {
+  const names = options.flatMap(({ tags }) => (typeof tags === "string" ? tags.split("\n") : []));
+  return names.length ? { tags: [...new Set(names)].join("\n") } : {};
+}
+
 /** MessagePack of what the options of a job are made of. */
 function packed(value: Wire): Buffer {
   if (typeof value === "boolean") return Buffer.from([value ? 0xc3 : 0xc2]);
@@ -357,7 +363,8 @@ export class Task<A extends unknown[], R, O = DispatchOptions> {
     const own = wireOptions((given[this.#how.takes] ?? {}) as DispatchOptions);
     if ("unique_for" in own && !("id" in own)) throw new UsageError("uniqueFor needs an id: it is the id that stays taken");
     if ("delay" in own && "run_at" in own) throw new UsageError("a dispatch takes a delay or a runAt, not both");
-    const options = { ...this.#how.options, ...own, ...("id" in own ? {} : { random: randomBytes(16).toString("hex") }) };
+    const random = "id" in own ? {} : { random: randomBytes(16).toString("hex") };
+    const options = { ...this.#how.options, ...own, ...withTags(this.#how.options, own), ...random };
     const reply = await this.#producer.send("dispatch_jobs", this.#base, ["0", packed(options), this.#payload(given)]);
     if (textOf(reply[0]) !== "ok") throw new WorqrError(`the server answered ${textOf(reply[0])}: nothing was stored`);
     const [outcome, id, number] = reply[1] as Reply[];
