@@ -249,6 +249,19 @@ async def test_a_backup_has_all_tasks_of_one_moment_and_is_restored_into_another
     assert await enqueued(await serving(restored), b"d") == 4
 
 
+@pytest.mark.parametrize("password", ['pä\\xdf\t"', "secret"])
+async def test_a_backup_is_possible_after_the_server_has_written_its_configuration(
+    spawn: Callable[..., Child], tmp_path: Path, command: Command, password: str
+) -> None:
+    """As it does at the end of ``worqr move``: with escapes, such as ``\\xc3``."""
+    folder = tmp_path / "données"
+    await serving(spawn(MAIN, "server", "--data", str(folder), env={"WORQR_SERVER_PASSWORD": password}))
+    for n in range(2):
+        found = await trio.to_thread.run_sync(command, "backup", str(tmp_path / f"{n}.rdb"), "--data", str(folder))
+        assert found.code == 0, found.err
+        await trio.to_thread.run_sync(at(folder, password).config_rewrite)
+
+
 async def test_data_are_moved_aside_only_if_that_is_asked_for_and_not_under_a_server(
     start: Start, folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -84,6 +83,9 @@ SETTINGS: Final[Mapping[str, str]] = {
 }
 
 """The settings that do not depend on options."""
+
+_ESCAPED: Final = re.compile(rb"\\(x[0-9a-f]{2}|.)", re.DOTALL)
+_CONTROLS: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"a": b"\a", b"b": b"\b"}
 
 OF_REPLICAS: Final = ("replicaof", "masteruser", "masterauth", "primaryuser", "primaryauth", "tls-replication")
 """What `worqr move` has stored in the configuration of a server whose data are on another one now."""
@@ -320,8 +322,20 @@ def _address(folder: Path) -> tuple[Path, str]:
         raise UsageError(
             f"{folder} is not the folder of a server: start one with `worqr server --data {folder}`"
         ) from None
-    found = {words[0]: words[1] for line in text.splitlines() if len(words := shlex.split(line, comments=True)) > 1}
-    return Path(found["unixsocket"]), found.get("requirepass", "")
+    found = {name: value for name, _, value in (line.partition(" ") for line in text.splitlines())}
+    return Path(_unquoted(found["unixsocket"])), _unquoted(found.get("requirepass", ""))
+
+
+def _unquoted(value: str) -> str:
+    """Return a value of the configuration file, also with the escapes with which the server writes it (CONFIG REWRITE)."""
+    if not value.startswith('"'):
+        return value
+    return os.fsdecode(_ESCAPED.sub(_unescaped, os.fsencode(value[1:-1])))
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    sign = found[1]
+    return bytes([int(sign[1:], 16)]) if len(sign) > 1 else _CONTROLS.get(sign, sign)
 
 
 def restore_folder(file: Path, folder: Path, *, replace: bool = False) -> Path | None:
