@@ -262,6 +262,15 @@ async def test_a_backup_is_possible_after_the_server_has_written_its_configurati
         await trio.to_thread.run_sync(at(folder, password).config_rewrite)
 
 
+async def test_backups_at_the_same_time_wait_for_each_other(start: Start, folder: Path, tmp_path: Path) -> None:
+    assert await enqueued(await serving(start()), b"a") == 1
+    files = [tmp_path / f"{n}.rdb" for n in range(4)]
+    async with trio.open_nursery() as nursery:
+        for file in files:
+            nursery.start_soon(trio.to_thread.run_sync, data_server.back_up, folder, file)
+    assert all(file.stat().st_size for file in files)
+
+
 async def test_data_are_moved_aside_only_if_that_is_asked_for_and_not_under_a_server(
     start: Start, folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

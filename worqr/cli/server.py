@@ -288,7 +288,8 @@ class Connection:
 def back_up(folder: Path, file: Path) -> int:
     """Write a snapshot of the running server of a folder to a new file, and return its size in bytes.
 
-    The file has all data of one moment. It appears under its name when it is complete, and on the disk.
+    The file has all data of one moment. It appears under its name when it is complete, and on the disk. Another backup of the
+    folder waits until this one has ended.
 
     Raises:
         UsageError: the folder has no server, or the file exists.
@@ -298,20 +299,30 @@ def back_up(folder: Path, file: Path) -> int:
     if file.exists():
         raise UsageError(f"{file} exists; choose another name, or delete it")
     path, password = _address(folder)
-    with Connection(path, password) as connection:
-        saves = int(connection.persistence()["rdb_saves"])
-        connection.ask("BGSAVE", "SCHEDULE")
-        while int((found := connection.persistence())["rdb_saves"]) == saves or found["rdb_bgsave_in_progress"] == "1":
-            if found["rdb_bgsave_in_progress"] == "0" and found["rdb_last_bgsave_status"] != "ok":
-                raise Unavailable(NOT_SAVED)
-            time.sleep(POLL_EVERY)
-        if found["rdb_last_bgsave_status"] != "ok":  # the file may be there, from a backup that was interrupted
-            raise Unavailable(NOT_SAVED)
-    snapshot = folder / SNAPSHOT
-    with snapshot.open("rb") as source:
-        _write_whole(file, source)
-    snapshot.unlink()
+    turn = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # all backups of a folder have one snapshot
+        with Connection(path, password) as connection:
+            _save_snapshot(connection)
+        snapshot = folder / SNAPSHOT
+        with snapshot.open("rb") as source:
+            _write_whole(file, source)
+        snapshot.unlink()
+    finally:
+        os.close(turn)
     return file.stat().st_size
+
+
+def _save_snapshot(connection: Connection) -> None:
+    """Let the server save a snapshot, and wait until it is complete. Raises Unavailable."""
+    saves = int(connection.persistence()["rdb_saves"])
+    connection.ask("BGSAVE", "SCHEDULE")
+    while int((found := connection.persistence())["rdb_saves"]) == saves or found["rdb_bgsave_in_progress"] == "1":
+        if found["rdb_bgsave_in_progress"] == "0" and found["rdb_last_bgsave_status"] != "ok":
+            raise Unavailable(NOT_SAVED)
+        time.sleep(POLL_EVERY)
+    if found["rdb_last_bgsave_status"] != "ok":  # the file may be there, from a backup that was interrupted
+        raise Unavailable(NOT_SAVED)
 
 
 def _address(folder: Path) -> tuple[Path, str]:
