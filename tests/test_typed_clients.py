@@ -213,6 +213,21 @@ async def test_tags_of_a_dispatch_are_added_to_those_of_the_function(
     assert counts == [2, 2, 1]
 
 
+async def test_the_declared_length_of_lanes_holds_for_a_lane_that_a_client_gives(
+    mesh: worqr.Mesh, compiled: Compile, environment: dict[str, str], tmp_path: Path
+) -> None:
+    @mesh.task(name="shop.bill", lanes=worqr.Lanes(max_length=1))
+    async def bill() -> None: ...
+
+    code = """
+    for (const lane of ["a", "b", "a", undefined, undefined])
+      console.log(await shop.bill.dispatch(lane === undefined ? {} : { lane }).then(() => "ok", (error: Error) => error.name));
+    """
+    assert compiled(mesh, code) == ""
+    said = await output(["node", "use.js"], environment, tmp_path)
+    assert said.split() == ["ok", "ok", "QueueFull", "ok", "ok"]
+
+
 async def test_a_request_whose_reply_is_lost_is_sent_again_and_stored_once(
     compiled: Compile,
     own_server: Server,

@@ -119,7 +119,8 @@ def _camel(name: str) -> str:
 def _defaults(function: FunctionDefinition) -> dict[str, object]:
     """Return the encoded options that each call of a function has."""
     tags = function.options.tags
-    return {**function.defaults, **({"tags": encode_tags(tags)} if tags and not callable(tags) else {})}
+    fixed = {"tags": encode_tags(tags)} if tags and not callable(tags) else {}
+    return {**function.defaults, **function.lane_bound, **fixed}
 
 
 def _text(value: object) -> str:
