@@ -357,6 +357,28 @@ def test_an_annotation_that_names_what_is_not_there_is_refused_at_once(mesh: wor
         mesh.task(name="early")(early)
 
 
+SessionDep = Annotated[Session, worqr.Depends(open_plainly)]
+"""A name for both, as programs with FastAPI have them. The annotations of this module are texts."""
+
+
+class Users:
+    def __init__(self, session: SessionDep, other: Annotated[Session, worqr.Depends(open_plainly)]) -> None:
+        assert session is other
+        self.session = session
+
+
+def test_a_name_may_stand_for_the_annotation(mesh: worqr.Mesh) -> None:
+    @mesh.task(name="named")
+    def named(n: int, *, session: SessionDep, users: Users = worqr.Depends(Users)) -> None:
+        assert users.session is session
+        events.append(f"ran {n}")
+
+    assert named.call(7).task == b'{"n":7}'
+    events.clear()
+    cast("Any", named)(7)
+    assert events == ["open", "ran 7", "close"]
+
+
 async def test_steps_and_raw_queues_refuse_it(mesh: worqr.Mesh, server: Server) -> None:
     def handle(task: bytes, *, session: Session = worqr.Depends(open_plainly)) -> None: ...
     def plain(task: bytes) -> None: ...

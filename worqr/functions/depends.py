@@ -175,14 +175,16 @@ def refuse_dependencies(function: Callable[..., Any], what: str, instead: str) -
 
 
 def _annotated(annotation: object, function: Callable[..., Any]) -> _Dependency | None:
-    """Return the dependency in ``Annotated[T, Depends(...)]``."""
+    """Return the dependency in ``Annotated[T, Depends(...)]``, or in a name of it."""
     if isinstance(annotation, str):
-        if "Depends(" not in annotation and "State(" not in annotation:
-            return None
+        is_here = "Depends(" in annotation or "State(" in annotation  # else its name may stand for one
         try:
-            names = getattr(inspect.unwrap(cast("Any", annotated(function))), "__globals__", {})
+            source: Any = cast("Any", function).__init__ if inspect.isclass(function) else annotated(function)
+            names = getattr(inspect.unwrap(source), "__globals__", {})
             annotation = eval(annotation, names)  # noqa: S307 - its own code
         except NameError as error:
+            if not is_here:
+                return None
             raise UsageError(
                 f"{_name_of(function)}: an annotation with a dependency names what is not there when the function is declared "
                 f"({error}): make it the default, as in `session: Session = worqr.Depends(...)`, or import or define it before"
