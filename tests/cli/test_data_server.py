@@ -293,6 +293,22 @@ async def test_data_are_moved_aside_only_if_that_is_asked_for_and_not_under_a_se
     assert await enqueued(await serving(start()), b"c") == 2
 
 
+async def test_a_part_of_a_backup_does_not_take_the_place_of_the_data(
+    start: Start, folder: Path, tmp_path: Path, command: Command
+) -> None:
+    server = start()
+    assert await enqueued(await serving(server), b"a") == 1
+    file = tmp_path / "backup.rdb"
+    assert (await trio.to_thread.run_sync(command, "backup", str(file), "--data", str(folder))).code == 0
+    await stopped(server)
+    whole = file.read_bytes()
+    for part in (whole[:9], whole[: len(whole) // 2], whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+        file.write_bytes(part)
+        found = command("restore", str(file), "--data", str(folder), "--replace")
+        assert (found.code, f"the server cannot load {file}: " in found.err) == (1, True)
+    assert await enqueued(await serving(start()), b"b") == 2
+
+
 async def test_a_restored_folder_is_no_replica(
     start: Start, folder: Path, tmp_path: Path, command: Command, own_server: Server
 ) -> None:

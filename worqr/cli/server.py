@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -353,13 +354,12 @@ def restore_folder(file: Path, folder: Path, *, replace: bool = False) -> Path |
     """Make a folder from a backup. Return where its earlier data are now; None: it had none.
 
     Raises:
-        UsageError: the file is not a backup, a server uses the folder, or the folder has data and `replace` is False.
+        UsageError: the file is not a backup that the server can load, a server uses the folder, or the folder has data and
+            `replace` is False.
         OSError: a file cannot be read or written.
     """
+    _check_snapshot(file)
     with file.open("rb") as source:
-        if not source.read(len(MAGIC[0])).startswith(MAGIC):
-            raise UsageError(f"{file} is not a backup: it does not begin as a snapshot of Redis or Valkey does")
-        source.seek(0)
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         lock = take_lock(folder)
         try:
@@ -380,6 +380,19 @@ def restore_folder(file: Path, folder: Path, *, replace: bool = False) -> Path |
             return aside
         finally:
             os.close(lock)
+
+
+def _check_snapshot(file: Path) -> None:
+    """Raise UsageError if the server could not load a file: it is no snapshot, a part of one, or of a newer server."""
+    with file.open("rb") as source:
+        if not source.read(len(MAGIC[0])).startswith(MAGIC):
+            raise UsageError(f"{file} is not a backup: it does not begin as a snapshot of Redis or Valkey does")
+    command = ["redis-check-rdb", os.fspath(file)]  # under this name, the program of the server checks a file
+    if subprocess.run(command, executable=find_server(), capture_output=True, check=False).returncode:
+        raise UsageError(
+            f"the server cannot load {file}: the file is cut off or damaged, or of a newer server; copy the backup again, or "
+            "take another one"
+        )
 
 
 def _write_whole(path: Path, content: bytes | BinaryIO) -> None:
