@@ -245,6 +245,39 @@ def event(to: tuple[str, ...], **more: object) -> bytes:
     return msgspec.json.encode({"id": "x", "topic": "order.paid", "value": {"number": 1}, "to": to, "hops": 1, **more})
 
 
+ODD_SUBSCRIPTIONS: dict[bytes, bytes] = {
+    b"not UTF-8": b'{"app":"\xff"}',
+    b"deep": b'{"unknown":' + b"[" * 100_000,
+    b"huge": b'{"max_length":1' + b"0" * 30 + b"}",
+    b"negative": b'{"max_length":-1}',
+    b"name \xff": b"{}",
+    b"": b"{}",
+    b"a{b}": b"{}",
+}
+
+
+@pytest.mark.parametrize("queue", ODD_SUBSCRIPTIONS)
+async def test_a_subscription_that_another_program_wrote_keeps_no_event_from_the_others(
+    mesh: worqr.Mesh, server: Server, queue: bytes
+) -> None:
+    got = list[int]()
+
+    @mesh.on("order.paid", name="honest")
+    async def honest(order: int) -> None:
+        got.append(order)
+
+    async with mesh.join():
+        await come(lambda: server.client().hexists(f"{{{mesh.prefix}}}:topics", "honest"), wanted=True)
+        server.client().hset(f"{{{mesh.prefix}}}:topics", queue, ODD_SUBSCRIPTIONS[queue] + b"\n9700000000000 order.*")
+        client_of(mesh).topics.reset()
+        published = await mesh.publish("order.paid", 7)
+        assert "honest" in published.to
+        assert len(published.to) == (2 if queue.isalpha() or queue == b"not UTF-8" else 1)
+        found = await mesh.topics()
+        assert {each.queue.encode().decode() for each in found} == {"honest", queue.decode("utf-8", "replace")}
+        await come(lambda: got, [7])
+
+
 async def test_who_cancels_the_job_of_an_event_does_not_get_it_again(mesh: worqr.Mesh) -> None:
     shop(mesh)
     async with mesh.join(only=["audit"]):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
@@ -30,7 +30,7 @@ from worqr.job_options import check_id, encode_options
 from worqr.keys import PUBLISH, QueueKeys, RegistryKeys, check_name
 from worqr.policy import Failure, Retry, Undecodable
 from worqr.remote_error import meta_of
-from worqr.stored_values import whole
+from worqr.stored_values import MOST_DIGITS, readable, whole
 from worqr.validation import check_task, encode_json, returns_coroutine
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     app: str = ""
     parameter: str = ""
-    max_length: int | None = None
+    max_length: Annotated[int, msgspec.Meta(ge=1, le=10**MOST_DIGITS)] | None = None
     done: str = ""
     tags: str = ""
     aliases: tuple[str, ...] = ()
@@ -191,8 +191,17 @@ def _read_facts(stored: bytes) -> Facts:
     """Return the facts of a subscription. Those that another program wrote are the default, so that the event is not lost."""
     try:
         return _facts_of(stored)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Facts()
+
+
+def _is_name(queue: str) -> bool:
+    """Return False for a queue that no worker can have subscribed."""
+    try:
+        check_name(queue)
+    except UsageError:
+        return False
+    return True
 
 
 class TopicDirectory:
@@ -231,7 +240,8 @@ class TopicDirectory:
         if self._client.producer.records or self._client.observer is not None:  # a test has the subscribers of its mesh
             patterns = _Patterns((each, name) for name, one in self.declared.items() for each in one.patterns)
             return started, {name: each.facts for name, each in self.declared.items()}, patterns
-        stored = await self._client.ask(ops.read_topics(RegistryKeys(self._client.settings.prefix)))
+        read = await self._client.ask(ops.read_topics(RegistryKeys(self._client.settings.prefix)))
+        stored = [each for each in read if _is_name(each.queue)]
         facts = {each.queue: _read_facts(each.facts) for each in stored}
         patterns = _Patterns((pattern, each.queue) for each in stored for pattern in each.patterns)
         self._known = started, facts, patterns
@@ -310,7 +320,7 @@ class Topics:
         """
         stored = await self._client.ask(ops.read_topics(RegistryKeys(self._client.settings.prefix)))
         found = [
-            Subscription(pattern, each.queue, _read_facts(each.facts).app, seen / 1000)
+            Subscription(pattern, readable(each.queue), _read_facts(each.facts).app, seen / 1000)
             for each in stored
             for pattern, seen in each.patterns.items()
         ]
