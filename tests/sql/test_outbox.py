@@ -605,7 +605,15 @@ def test_one_worker_sweeps_at_a_time_and_says_what_is_in_the_table(
     [found] = worqr.sync(client_of(mesh).ask, ops.list_outboxes(RegistryKeys(prefix)))
     facts = read_outbox_facts(found.facts)
     assert (facts.table, facts.rows, facts.failed) == ("worqr_outbox", 0, 0)
-    assert read_outbox_facts("{odd") == OutboxFacts()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    ["{odd", '{"unknown":' + "[" * 100_000, '{"oldest":' + "9" * 400 + "}", '{"table":"\udcff"}', '{"rows":1.5}'],
+    ids=["no JSON", "deep", "huge", "not UTF-8", "fraction"],
+)
+def test_what_another_program_wrote_about_an_outbox_says_nothing(stored: str) -> None:
+    assert read_outbox_facts(stored) == OutboxFacts()
 
 
 def test_outboxes_of_two_databases_do_not_wait_for_each_other(

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -48,7 +48,7 @@ from worqr.ops import (
     list_queues,
 )
 from worqr.records import Status, TaskInfo
-from worqr.stored_values import as_bytes, exact, public_name, readable, whole
+from worqr.stored_values import MOST_DIGITS, as_bytes, exact, public_name, readable, whole
 from worqr.validation import check_between, check_count, check_text, encode_json, from_ms, moment
 
 if TYPE_CHECKING:
@@ -707,6 +707,9 @@ class MeshInfoReader:
 # What the workers that look after outboxes in databases say of their tables, for people, metrics and each other.
 
 
+_Number = Annotated[int, msgspec.Meta(ge=-(10**MOST_DIGITS), le=10**MOST_DIGITS)]
+
+
 @dataclass(frozen=True, slots=True)
 class OutboxFacts:
     """What is stored of a table. Times are in ms, by the clock of the database.
@@ -719,12 +722,12 @@ class OutboxFacts:
         table: its name.
     """
 
-    covered: int = 0
-    seen: int = 0
-    rows: int = 0
-    oldest: int = 0
-    failed: int = 0
-    held: int = 0
+    covered: _Number = 0
+    seen: _Number = 0
+    rows: _Number = 0
+    oldest: _Number = 0
+    failed: _Number = 0
+    held: _Number = 0
     table: str = ""
 
 
@@ -735,7 +738,7 @@ def read_outbox_facts(stored: str) -> OutboxFacts:
     """Return what is stored of an outbox; nothing if another program wrote it."""
     try:
         return _outbox_facts_of(stored)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
         return OutboxFacts()
 
 
