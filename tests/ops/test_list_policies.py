@@ -31,7 +31,7 @@ def test_options_for_people_are_stored_until_the_worker_has_others(desk: Desk) -
 
     assert start('{"max_failures":"7"}') == {**USUAL, "max_failures": "7"}
     assert start("") == USUAL
-    for foreign in ("[", "[1]", "7"):
+    for foreign in ("[", "[1]", "7", "[" * 100_000):
         assert start(foreign) == USUAL
     assert start('{"max_stalls":"9"}') == USUAL  # what the scripts read counts
 

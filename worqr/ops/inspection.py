@@ -169,7 +169,7 @@ def _shown_options(stored: str | None) -> dict[str, str]:
     """Decode what a worker stored for people. Of another application's value, nothing is shown."""
     try:
         found = json.loads(stored or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):
         return {}
