@@ -197,7 +197,7 @@ def packed_error(stored: bytes) -> RemoteError:
     try:
         kind, message, traceback, fields = msgspec.msgpack.decode(stored, type=tuple[str, str, str, str])
         return RemoteError(kind, message, traceback, msgspec.json.decode(fields, type=dict[str, Any]) if fields else {})
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return RemoteError("unknown", "", "")  # another program has written it
 
 

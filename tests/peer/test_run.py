@@ -9,6 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -19,9 +20,13 @@ from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, sp
 from tests.support.servers import Server
 from worqr import Retry, RetryPolicy, Update
 from worqr.keys import MARKER
+from worqr.peer import run as runs
+from worqr.peer import steps
 from worqr.peer.context import current
 from worqr.peer.run import Run, RunState, Timer, current_run
 from worqr.policy import Policy
+from worqr.records import RemoteError
+from worqr.remote_error import packed_error
 
 
 def new_run(entry: Any = b"task") -> Run[Any]:
@@ -453,3 +458,21 @@ async def test_a_job_that_failed_and_was_put_back_is_waited_for_again(mesh: worq
         go_on.set()
         await queue.resume()
         assert await job.result() == b"done"
+
+
+UNREADABLE = {
+    "not UTF-8": b'["\xff","",9]',
+    "deep": b'{"a":' * 100_000,
+    "list": b"[" * 100_000,
+    "number": b"7",
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("stored", UNREADABLE.values(), ids=UNREADABLE)
+def test_an_error_that_another_program_wrote_is_unknown(stored: bytes) -> None:
+    unknown = RemoteError("unknown", "", "")
+    assert runs._read_try(b"3 " + stored) == (3, 0)
+    assert steps._step_failed("pay", stored).error == unknown
+    fields = stored.decode("utf-8", "replace") or "["
+    assert packed_error(msgspec.msgpack.encode(["Odd", "text", "", fields])) == unknown

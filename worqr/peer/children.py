@@ -93,7 +93,7 @@ class Children:
         lane = record.get(b"lane", b"")
         try:
             above = msgspec.json.decode(record.get(b"above", b"[]"), type=list[list[str]])
-        except msgspec.MsgspecError:  # another program has written it
+        except (msgspec.MsgspecError, UnicodeDecodeError):  # another program has written it
             above = []
         return [*above, [run.queue, lane.decode("utf-8", "replace")] if lane else []]
 

@@ -202,7 +202,7 @@ def _read_try(stored: bytes) -> Tries:
     number, _, told = stored.partition(b" ")
     try:
         numbers = [each for each in msgspec.json.decode(told, type=list[str | int]) if isinstance(each, int)]
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         numbers = []
     failures = numbers[1] if len(numbers) > 1 else whole(number, 0)
     return Tries(whole(number, 0), failures, numbers[0] if numbers else 0)

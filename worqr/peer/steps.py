@@ -374,7 +374,7 @@ class _Step(Generic[R]):
 def _step_failed(name: str, stored: bytes) -> StepFailed:
     try:
         error = RemoteError(*msgspec.json.decode(stored, type=tuple[str, str, str]))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         error = RemoteError("unknown", "", "")  # another program has written it
     return StepFailed(f"the step {name!r} has failed for good: {error.type}: {error.message}", name, error)
 
