@@ -372,9 +372,9 @@ class StoredValues:
             return bytes(value)
         try:
             found = encode(value)
-        except UsageError:
+        except (UsageError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # a panic of an extension in Rust is no Exception
             raise UsageError(f"the codec of this mesh cannot encode a value: {type(error).__name__}") from error
         if not isinstance(found, bytes):
             raise UsageError(f"the codec of this mesh must encode to bytes, not {type(found).__name__}")
@@ -403,9 +403,9 @@ class StoredValues:
             stored = stored[HEADER:]
         try:
             found = cast("object", self._codec.decode(stored))
-        except (WrongKey, Undecodable):
+        except (WrongKey, Undecodable, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # as in `_encoded`
             raise Undecodable(f"the codec of this mesh cannot decode a value: {type(error).__name__}") from error
         if not isinstance(found, bytes):
             raise Undecodable(f"the codec of this mesh must decode to bytes, not {type(found).__name__}")

@@ -327,6 +327,39 @@ async def test_a_codec_of_the_application_gets_a_header_and_a_fence(new_mesh: Ne
         await undecodable(mesh, "cannot decode a value: ValueError")
 
 
+class Panic(BaseException):
+    """What an extension in Rust raises when it panics."""
+
+
+class Panicking:
+    """A codec whose library panics about some values."""
+
+    def encode(self, value: bytes, /) -> bytes:
+        if value == b"bad":
+            raise Panic
+        return value
+
+    def decode(self, stored: bytes, /) -> bytes:
+        if stored == b"bad":
+            raise Panic
+        return stored
+
+
+async def test_a_codec_that_panics_about_a_value_hides_no_other(new_mesh: NewMesh) -> None:
+    mesh = new_mesh(codec=Panicking(), accept_plain=False)
+    async with mesh.connect():
+        queue = mesh.queue("Q1")
+        with pytest.raises(UsageError, match="cannot encode a value: Panic$"):
+            await queue.enqueue(b"bad")
+        await plain_enqueue(new_mesh(), codecs.OWN + b"bad")
+        await queue.enqueue(b"good")
+        assert set(await queue.tasks()) == {codecs.OWN + b"bad", b"good"}
+        assert {each.task for each in await queue.jobs()} == {codecs.OWN + b"bad", b"good"}
+        await queue.delete()
+        await plain_enqueue(new_mesh(), codecs.OWN + b"bad")
+        await undecodable(mesh, "cannot decode a value: Panic")
+
+
 async def test_one_call_of_a_list_that_cannot_be_decoded_costs_the_others_nothing(
     new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
