@@ -21,6 +21,7 @@ from worqr.views import values
         (3600.0, "1 h", "1 h"),
         (187_200.0, "2 d 4 h", "2 d"),
         (math.inf, "never", "never"),
+        (math.nan, "–", "–"),
     ],
 )
 def test_a_duration_has_one_unit_or_two(seconds: float | None, whole: str, brief: str) -> None:

@@ -42,7 +42,7 @@ def rate(per_second: float | None) -> str:
 
 def duration(seconds: float | None) -> str:
     """Return a duration in one unit, or two: ``340 ms``, ``12 s``, ``3 min 20 s``, ``2 d 4 h``."""
-    if seconds is None:
+    if seconds is None or math.isnan(seconds):  # a snapshot that another program wrote may have NaN
         return NONE
     if math.isinf(seconds):
         return "never"
