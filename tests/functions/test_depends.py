@@ -10,10 +10,13 @@ from functools import partial
 from typing import Annotated, Any, Protocol, cast
 
 import pytest
+import trio
 
 import worqr
+from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import testing
+from worqr.functions.depends import injected
 
 events: list[str] = []
 
@@ -119,6 +122,34 @@ async def test_an_error_of_its_own_is_one_of_the_run(mesh: worqr.Mesh, server: S
 
     with pytest.raises(worqr.JobFailed, match="no database"):
         await of_one_run(mesh, server, save)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_error_whose_contexts_are_a_circle_is_raised(is_async: bool) -> None:
+    @contextmanager
+    def circular() -> Generator[int]:
+        yield 1
+        first, second = ValueError("first"), KeyError("second")
+        first.__context__, second.__context__ = second, first
+        raise first
+
+    def plain(n: int, *, one: int = worqr.Depends(circular)) -> int:
+        return n + one
+
+    async def on_loop(n: int, *, one: int = worqr.Depends(circular)) -> int:
+        return n + one
+
+    raised = list[BaseException]()
+
+    def call() -> None:
+        with pytest.raises(ValueError, match="first") as found:
+            trio.run(injected(on_loop), 7) if is_async else injected(plain)(7)
+        raised.append(found.value)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert [type(each) for each in raised] == [ValueError]
 
 
 async def test_a_plain_function_has_it_in_its_thread(mesh: worqr.Mesh, server: Server) -> None:

@@ -27,6 +27,7 @@ from worqr.inside import current_run
 
 T = TypeVar("T")
 
+_CONTEXT: Final[Any] = vars(BaseException)["__context__"]
 _replaced: Final[dict[Callable[..., Any], Callable[..., Any]]] = {}
 """By the function of a dependency, the one that a test has put in its place."""
 
@@ -239,11 +240,49 @@ async def _made_async(dependency: _Dependency, made: dict[Callable[..., Any], An
         if inspect.isawaitable(value):
             value = await value
         if isinstance(value, AbstractAsyncContextManager):
-            value = await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", value))
+            value = await stack.enter_async_context(_Block(value))
         elif isinstance(value, AbstractContextManager):
-            value = stack.enter_context(cast("AbstractContextManager[Any]", value))
+            value = stack.enter_context(_Block(value))
         made[make] = value
     return made[make]
+
+
+class _Block(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):
+    """A block of the application. A stack follows the contexts of its error to their end, and blocks if there is none."""
+
+    def __init__(self, block: Any) -> None:
+        self._block = block
+
+    def __enter__(self) -> Any:
+        return self._block.__enter__()
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        try:
+            return cast("bool | None", self._block.__exit__(*raised))
+        except BaseException as error:
+            _end_chain(error)
+            raise
+
+    async def __aenter__(self) -> Any:
+        return await self._block.__aenter__()
+
+    async def __aexit__(self, *raised: Any) -> bool | None:
+        try:
+            return cast("bool | None", await self._block.__aexit__(*raised))
+        except BaseException as error:
+            _end_chain(error)
+            raise
+
+
+def _end_chain(error: BaseException) -> None:
+    """Remove the context of an error if it leads back to an error of the chain."""
+    seen, each = set[int](), _CONTEXT.__get__(error)
+    while each is not None:
+        if id(each) in seen:
+            _CONTEXT.__set__(error, None)
+            return
+        seen.add(id(each))
+        each = _CONTEXT.__get__(each)
 
 
 def _run(function: Callable[..., Any], found: Mapping[str, _Dependency]) -> Callable[..., Any]:
@@ -271,7 +310,7 @@ def _made(dependency: _Dependency, made: dict[Callable[..., Any], Any], stack: E
         if inspect.isawaitable(value) or isinstance(value, AbstractAsyncContextManager):
             raise _no_async(make)
         if isinstance(value, AbstractContextManager):
-            value = stack.enter_context(cast("AbstractContextManager[Any]", value))
+            value = stack.enter_context(_Block(value))
         made[make] = value
     return made[make]
 
