@@ -750,6 +750,22 @@ async def test_a_paused_schedule_is_paused_again_before_others_are_stored(
     assert (seen.count("pause report/b"), (await world.row("report/b")).paused) == (1, True)
 
 
+@pytest.mark.parametrize("task", [b"[" * 4000, b'["\xff"]'], ids=["deep", "bytes"])
+def test_a_payload_that_is_no_json_is_exported_as_it_is(task: bytes) -> None:
+    stored = StoredCall({}, task, Definition(name="nightly", queue="reports", task=b"", every_ms=1000))
+    line = _Line.of(stored, paused=False).text
+    plan, paused = _Line.read(line, 1)
+    assert (StoredCall.decode(plan.blob).task, paused) == (task, False)
+
+
+@pytest.mark.parametrize(
+    "options", [b"\x81\xa1a" + b"\x91" * 100_000 + b"\xc0", b"\x81", b"\xc1"], ids=["deep", "cut", "odd"]
+)
+def test_a_call_that_another_program_wrote_cannot_be_read(options: bytes) -> None:
+    with pytest.raises(worqr.UsageError, match="cannot read the call of a stored schedule"):
+        StoredCall.decode(b"%d 0 %b{}" % (len(options), options))
+
+
 async def test_an_export_names_the_schedule_that_cannot_be_read(world: World) -> None:
     await world.mesh.schedules_apply("report/", wanted(world, "a", "b"))
     world.client.hset(world.queue.schedules, "report/b", "7 spoilt")

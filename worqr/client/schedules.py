@@ -129,7 +129,7 @@ class StoredCall(msgspec.Struct, frozen=True):
             end, until = int(length), int(length) + int(size)
             options = msgspec.msgpack.decode(rest[:end], type=dict[str, Any])
             return StoredCall(options, rest[end:until], Definition.decode(rest[until:]))
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise UsageError(f"this version of worqr cannot read the call of a stored schedule: {error}") from None
 
 

@@ -598,7 +598,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     def of(stored: StoredCall, values: StoredValues | None = None, *, paused: bool) -> _Line:
         """Return the line of a schedule; with its payload as it is stored if the codec of the mesh cannot decode it."""
         task, as_json = stored.task if values is None else values.readable(stored.task), b""
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             as_json = msgspec.json.encode(msgspec.json.decode(task))
         times: dict[str, Any] = msgspec.json.decode(stored.times.encode())
         times = {field: value for field, value in times.items() if field not in {"name", "queue", "task"}}
