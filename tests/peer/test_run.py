@@ -472,7 +472,7 @@ UNREADABLE = {
 @pytest.mark.parametrize("stored", UNREADABLE.values(), ids=UNREADABLE)
 def test_an_error_that_another_program_wrote_is_unknown(stored: bytes) -> None:
     unknown = RemoteError("unknown", "", "")
-    assert runs._read_try(b"3 " + stored) == (3, 0)
+    assert runs._read_try(b"3 " + stored) == (3, 3, 0)
     assert steps._step_failed("pay", stored).error == unknown
     fields = stored.decode("utf-8", "replace") or "["
     assert packed_error(msgspec.msgpack.encode(["Odd", "text", "", fields])) == unknown
