@@ -588,6 +588,18 @@ async def test_a_timeout_is_final_when_there_is_no_time_for_another_run(
     assert (entry.reason, entry.timeouts) == ("timeout", 1)
 
 
+async def test_a_crash_of_a_process_is_retried_also_if_there_is_no_time_for_another_run(
+    mesh: worqr.Mesh, expects_left: Callable[..., None]
+) -> None:
+    expects_left(*FAILED)
+    retry = RetryPolicy(retry_for=0.001, max_stalls=2, min_backoff=0.1)
+    async with mesh.connect(), serving(mesh, "Q1", process_jobs.crash, runs_in="process", retry=retry):
+        await mesh.queue("Q1").dispatch(b"exit", id="x")
+        await eventually(lambda: failed(mesh.queue("Q1")), 1)
+        [entry] = await mesh.queue("Q1").failed.list(1)
+    assert (entry.reason, entry.stalls) == ("stalled", 2)
+
+
 # Tasks that are not ready
 
 

@@ -899,9 +899,9 @@ class Run(Generic[Host]):
         if decision.backs_off and self.policy.own_backoff is not None:
             kind = self.describe(decision.error).error.type
             decision = replace(decision, delay=self.delay_after(stalls if decision.stalled else failures, kind))
-        if decision.kind == "retry" and decision.counted and not self.has_time_for(decision.delay, decision.run_at_ms):
-            return replace(decision, last=True)
-        return decision
+        if decision.kind != "retry" or not decision.counted or decision.stalled:
+            return decision
+        return decision if self.has_time_for(decision.delay, decision.run_at_ms) else replace(decision, last=True)
 
     def delay_after(self, times: int, error: str) -> float:
         """Return the seconds until the next try, after `times` earlier runs that ended in the same way."""

@@ -382,7 +382,7 @@ def settle_call(run: Run[QueueConsumer], decision: RetryDecision, error: RemoteE
         *(keys, worker, run.fence, error),
         counter="stalls" if decision.stalled else "failures" if decision.counted else "",
         limit=0 if decision.last else run.policy.max_stalls if decision.stalled else run.policy.max_failures,
-        since_ms=run.failing_since if decision.counted else None,
+        since_ms=run.failing_since if decision.counted and not decision.stalled else None,
         delay_ms=round(decision.delay * 1000),
         run_at_ms=decision.run_at_ms,
         pause_ms=None if decision.pause is None else max(1, round(decision.pause * 1000)),
