@@ -637,6 +637,26 @@ async def test_the_counters_fall_when_a_run_gets_further_if_the_policy_says_so(
             assert seen == [0, 1, 2]
 
 
+async def test_the_backoff_after_a_timeout_begins_anew_when_a_run_gets_further(mesh: worqr.Mesh) -> None:
+    asked: list[int] = []
+
+    def backoff(failures: int, error: str) -> float:
+        asked.append(failures)
+        return 0
+
+    async def handler(task: bytes) -> None:
+        now = worqr.current()
+        for n in range(now.run):
+            await worqr.step(f"step {n}", lambda: 1)
+        await trio.sleep_forever() if now.run < 4 else None
+
+    retry = worqr.RetryPolicy(backoff=backoff, reset_on_progress=True)
+    async with mesh.connect(), serving(mesh, "Q1", handler, retry=retry, timeout=0.2):
+        job = await mesh.queue("Q1").dispatch(b"t", id="x", result_ttl=60)
+        assert await job.result(PATIENCE) is None
+    assert asked == [1, 1, 1]
+
+
 async def test_a_run_that_saves_the_same_place_again_or_has_not_looked_makes_no_progress(
     mesh: worqr.Mesh, expects_left: Callable[..., None]
 ) -> None:

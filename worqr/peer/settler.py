@@ -325,7 +325,8 @@ class Settler:
         """End a claim whose run took too long: retry the task, up to the limit of timeouts."""
         run.settle()
         self.counter.ended(run, "timeout", TIMEOUT)
-        error, delay = f"it ran longer than {run.policy.timeout:g} s", run.delay_after(run.timeouts, TIMEOUT)
+        timeouts = 0 if run.progressed else run.timeouts
+        error, delay = f"it ran longer than {run.policy.timeout:g} s", run.delay_after(timeouts, TIMEOUT)
         last = not run.has_time_for(delay)
         self._send_one(run, timeout_call(run, error, delay, last=last))
         log_timeout(run, delay, error, last=last)
