@@ -332,6 +332,53 @@ async def test_a_handle_never_takes_an_earlier_result_for_its_own(mesh: worqr.Me
             await first.result()
 
 
+async def test_a_handle_never_gets_the_result_of_an_earlier_job_that_was_put_back(mesh: worqr.Mesh) -> None:
+    may_finish = False
+
+    async def handler(task: bytes) -> bytes:
+        if task == b"1" and not may_finish:
+            raise Failure("not yet")
+        return task
+
+    async with mesh.connect(), serving(mesh, "Q1", handler, result_ttl=60):
+        q = mesh.queue("Q1")
+        first = await q.dispatch(b"1", id="x")
+        with pytest.raises(JobFailed):
+            await first.result(30)
+        second = await q.dispatch(b"2", id="x")
+        assert await second.result(30) == b"2"
+        await q.pause()
+        may_finish = await q.failed.retry("x") == 1
+        assert [(await each.status()).state for each in (first, second)] == ["waiting", "finished"]
+        await q.resume()
+        assert await first.result(30) == await q.job("x").result(0) == b"1"
+        assert await second.result(0) == b"2"
+
+
+@pytest.mark.leaves("{Q1}:failed", "{Q1}:aside*")
+@pytest.mark.parametrize("result_ttl", [0, 60])
+async def test_a_handle_never_gets_the_error_of_an_earlier_job_that_was_put_back(
+    mesh: worqr.Mesh, result_ttl: int
+) -> None:
+    async def handler(task: bytes) -> None:
+        raise KeyError if task == b"1" else ValueError
+
+    retry = worqr.RetryPolicy(max_failures=1)
+    async with mesh.connect(), serving(mesh, "Q1", handler, result_ttl=result_ttl, retry=retry):
+        q = mesh.queue("Q1")
+        jobs: list[worqr.Job[Any]] = []
+        for number, task in enumerate((b"1", b"2"), 1):
+            jobs.append(await q.dispatch(task, id="x"))
+            await eventually(q.failed.count, number)
+        assert await q.failed.retry_all(error="KeyError") == 1
+        await eventually(q.failed.count, 2)
+        for job, error in zip(jobs, ("KeyError", "ValueError"), strict=True):
+            with pytest.raises(JobFailed, match=error):
+                await job.result(0)
+        status = await jobs[1].status()
+        assert status.error is not None and status.error.type == "ValueError"
+
+
 async def test_the_handle_of_a_blocked_dispatch_waits_for_its_own_run(mesh: worqr.Mesh) -> None:
     held = Held()
 

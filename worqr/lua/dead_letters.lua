@@ -200,18 +200,23 @@ local function expire(base, item, id, claim, worker, fields, now)
 end
 
 -- Returns the key of the dead-letter record of the job `id`, dispatch `number` (0: the newest); nil if there is none.
--- Reads the newest 100 records of the id. `first`: only that of the job that this dispatch has created (nil: any).
+-- Reads the newest 100 records of the id. `first`: only that of the job that this dispatch has created (nil: any). As of results, the
+-- dispatch belongs to the latest job that covers it.
 local function find_dead_letter(base, id, number, first)
   local stem, claim = base .. ':aside:', own(redis.pcall('HGET', base .. ':aside', id))
+  local found, latest
   for _ = 1, 100 do
     local kept = claim and own(redis.pcall('HMGET', stem .. claim, 'task', 'first', 'last', 'older'))
     if not kept then
-      return nil
-    elseif kept[1] and (first and kept[2] == first or not first and (not kept[2] or covers(number, kept[2], kept[3]))) then
+      break
+    elseif kept[1] and (first and kept[2] == first or not first and (number == 0 or not kept[2])) then
       return stem .. claim
+    elseif kept[1] and not first and covers(number, kept[2], kept[3]) and whole_number(kept[2], 0, NEVER) > (latest or -1) then
+      found, latest = stem .. claim, whole_number(kept[2], 0, NEVER)
     end
     claim = kept[4]
   end
+  return found
 end
 
 -- Makes the dead-letter record `fields` under `claim` a job at the back of the queue, as the dispatch `number`, with all counters at

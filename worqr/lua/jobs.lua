@@ -732,17 +732,24 @@ local function longest_result_ttl(base)
   return whole_number(redis.call('ZRANGE', base .. ':result_ttls', -1, -1, 'WITHSCORES')[2], 0)
 end
 
+-- Returns the first dispatch of the job whose record or result is at `key`.
+local function first_of(key)
+  return whole_number(own(redis.pcall('HGET', key, 'first')), 0, NEVER)
+end
+
 -- Returns the key and the outcome of the result of the dispatch `number`, or nil. The newest dispatch is 0. The older
--- result never belongs to it, even if the newest kept none. An outcome that no script writes is no result.
+-- result never belongs to it, even if the newest kept none. An outcome that no script writes is no result. A job that was put back
+-- covers later jobs of its id too: of two results, the dispatch belongs to that of the later job.
 local function find_result(result, older_result, number)
+  local found, outcome, latest
   for _, key in ipairs({result, number ~= 0 and older_result or nil}) do
     local kept = own(redis.pcall('HMGET', key, 'outcome', 'first', 'last')) or {}
-    local known = kept[1] == 'finished' or kept[1] == 'failed' or kept[1] == 'cancelled'
-    if known and covers(number, kept[2], kept[3]) then
-      return key, kept[1]
+    local known, first = kept[1] == 'finished' or kept[1] == 'failed' or kept[1] == 'cancelled', whole_number(kept[2], 0, NEVER)
+    if known and covers(number, kept[2], kept[3]) and first > (latest or -1) then
+      found, outcome, latest = key, kept[1], first
     end
   end
-  return nil
+  return found, outcome
 end
 
 -- Stores how the job `id` ended for `ttl` ms and notifies the callers that wait for it. `first` and `last` are the dispatches
@@ -1314,15 +1321,17 @@ local function job_status()
     return {status, kept[1], kept[2], kept[3], kept[4], kept[5], kept[6], attempts, kept[9], kept[10], kept[11]}
   end
 
+  local found, outcome = find_result(result, older_result, number)
   local live = find_live_record(active, job, counts, number)
-  if live == active then
+  if live and number > 0 and found and first_of(found) > first_of(live) then
+    live = nil
+  elseif live == active then
     return status_of('active', live, 1)
   end
   local state = live and redis.call('HGET', live, 'state')
   if state == 'waiting' or state == 'due' or state == 'suspended' or state == 'blocked' then
     return status_of(state, live, 0)
   end
-  local found, outcome = find_result(result, older_result, number)
   if not found then
     found, outcome = find_kept(queue, id, number)
   end
@@ -1357,7 +1366,7 @@ local function read_result()
   local found, outcome = find_result(result, older_result, number)
   -- A dispatch that has ended and still has a record failed, and was retried.
   local live = (number == 0 or not found or outcome == 'failed') and find_live_record(active, job, counts, number)
-  if live then
+  if live and (number == 0 or not found or first_of(found) <= first_of(live)) then
     local ttl = whole_number(redis.call('HGET', live, 'result_ttl')) or tolerant(function() return longest_result_ttl(queue) end) or 0
     return {(ttl > 0 or redis.call('HEXISTS', live, 'done') == 1) and 'wait' or 'never'}
   end
