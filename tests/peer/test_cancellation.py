@@ -460,7 +460,12 @@ def wait_for_an_end(mesh: worqr.Mesh) -> None:
     worqr.sync(job.cancel, wait=3600)
 
 
-WAITS = [wait_for_result, wait_for_batch, wait_for_room, wait_for_an_end]
+def wait_for_event(mesh: worqr.Mesh) -> None:
+    with worqr.sync_block(mesh.queue("Q2").events) as events:
+        next(events)
+
+
+WAITS = [wait_for_result, wait_for_batch, wait_for_room, wait_for_an_end, wait_for_event]
 PLACES = ["thread", "list", "thread of a task on Trio", "thread of a task on asyncio"]
 
 

@@ -19,7 +19,7 @@ from worqr import ops
 from worqr.errors import ResultTimeout, Unavailable
 from worqr.keys import QueueKeys
 from worqr.link import Link, Signal, Waiter
-from worqr.link.driver import wake_all
+from worqr.link.driver import SignalWaiter, wake_all
 from worqr.ops import MAX_ITEMS, CancelReply
 from worqr.records import CancelCount
 from worqr.stored_values import whole
@@ -241,7 +241,7 @@ class EventStream(AsyncIterator[T], Generic[T]):
     async def __anext__(self) -> T:
         await self._driver.checkpoint()  # other tasks may run, even if there are always items
         while True:
-            waiter = Waiter()
+            waiter = SignalWaiter()
             await self._driver.prepare(waiter)
             if self._items:
                 return self._items.popleft()

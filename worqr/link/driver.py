@@ -186,7 +186,7 @@ class Waiter:
                 del error
 
 
-class _SignalWaiter(Waiter):
+class SignalWaiter(Waiter):
     """A call that waits for something that others do. A request is not one: it takes its time, also to clean up."""
 
     __slots__ = ()
@@ -347,7 +347,7 @@ class Signal:
 
     async def wait(self) -> None:
         """Wait until the event is set."""
-        waiter = _SignalWaiter()
+        waiter = SignalWaiter()
         await self._driver.prepare(waiter)
         # set the waiter before checking; `set` works in the opposite order, so one of the two sees the other
         self._waiter = waiter
