@@ -85,7 +85,7 @@ TRANSACTIONS: Final[Mapping[str, Transaction]] = {
     "delete_queue": _PURGED,
     "cancel_task": Transaction("operator", {"waiting": ("cancelled",), "due": ("cancelled",)}),
     "promote_jobs": Transaction("operator", {"due": ("waiting",)}),
-    "retry_aside": Transaction("operator", {"failed": ("waiting", "blocked"), "undecodable": ("waiting", "blocked")}),
+    "retry_aside": Transaction("operator", {"failed": ("waiting",), "undecodable": ("waiting",)}),
     "drop_aside": Transaction("operator", {"failed": ("gone",), "undecodable": ("gone",)}),
 }
 """By the name of the script. A script that is missing here moves no job."""

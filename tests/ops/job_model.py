@@ -627,7 +627,7 @@ class Model(Lines):
         count, number = 0, self.fence_number
         for claim in claims:
             old = self.aside.get(claim) if claim in self.listed[kind] else None
-            if old is None or self.live_job(old["id"]) is not None:
+            if old is None or self.live_job(old["id"]) is not None or old["id"] in self.active:
                 continue
             self.listed[kind].remove(claim)
             del self.aside[claim]

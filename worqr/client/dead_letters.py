@@ -120,8 +120,8 @@ class DeadLetters:
     async def retry(self, *ids: str) -> int:
         """Put tasks back to the end of their queue, with the same ids and with all counters at zero.
 
-        They keep their `meta` and their own options, and do not expire any more. If a job with the same id waits, the entry
-        stays where it is. If it runs, the task is blocked until that run has ended.
+        They keep their `meta` and their own options, and do not expire any more. While a job with the same id waits or
+        runs, the entry stays where it is.
 
         Args:
             *ids: The ids of the entries.

@@ -206,5 +206,5 @@ def _cancelled(waiting: int, running: int, acknowledged: int, ms: int) -> str:
 
 def _counted(what: str, count: int, asked: int) -> str:
     if not count:
-        return "Nothing was changed: the tasks are not in this list any more, or a job with the same id waits."
+        return "Nothing was changed: the tasks are not in this list any more, or a job with the same id waits or runs."
     return f"{count:,} of {plural(asked, 'task')} {what}." if count < asked else f"{plural(count, 'task')} {what}."

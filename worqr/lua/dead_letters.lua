@@ -357,9 +357,9 @@ local function find_aside()
   return reply
 end
 
--- retry_aside: turns dead-letter records into jobs, at the back of the queue, with all counters at zero. A job whose id waits
--- already keeps its position; a job whose id runs is blocked until that run ends. A task that was a member of a batch is one again.
--- It stays where it is while its id runs, or while its batch is being cancelled.
+-- retry_aside: turns dead-letter records into jobs, at the back of the queue, with all counters at zero. A task that was a member of
+-- a batch is one again. A record stays where it is while a job with its id waits or runs, which would take its arguments if that run
+-- is retried, or while its batch is being cancelled.
 -- ARGV[4] kind failed or broken: which of the two lists
 -- ARGV[5..] retried claims under which they failed
 -- RETURNS ok retried | late
@@ -388,12 +388,11 @@ local function retry_aside()
     local free = id and is_free(id)
     taken_over = taken_over or id and not free and id
     local seen = free and find_job(queue, id)
-    local batch, stays = nil, seen and seen.active and (fields.life or seen.begun)
-    if seen and not seen.job and not stays and fields.batch then
+    local batch, stays = nil, seen and (seen.job or seen.active)
+    if seen and not stays and fields.batch then
       batch, stays = batch_to_rejoin(queue, fields.batch)
-      stays = stays or batch and seen.active
     end
-    if seen and not seen.job and not stays then
+    if seen and not stays then
       if fields.saved_size or fields.life then
         drop_last_failures(fields)
       end
