@@ -216,6 +216,20 @@ def test_jitter_spreads_over_all_of_it() -> None:
 PLAIN = Policy(jitter=False)
 
 
+@pytest.mark.parametrize(
+    ("retry", "first", "longest"),
+    [
+        (RetryPolicy(min_backoff=3600), 3600, 3600),
+        (RetryPolicy(min_backoff=60), 60, 300),
+        (RetryPolicy(max_backoff=1), 1, 1),
+        (RetryPolicy(min_backoff=5, max_backoff=7), 5, 7),
+    ],
+)
+def test_a_backoff_that_is_given_alone_counts(retry: RetryPolicy, first: float, longest: float) -> None:
+    policy = Policy().with_retry(retry)
+    assert (policy.backoff(0), policy.backoff(20)) == (first, longest)
+
+
 def test_an_error_is_tried_again_after_the_backoff() -> None:
     error = ValueError()
     assert decide_retry(error, PLAIN, 0) == RetryDecision("retry", error, 2.0)

@@ -320,7 +320,7 @@ class RetryPolicy:
     min_backoff: Seconds | None = None
     """Seconds, at least 0, before the second run; doubled with each failure. Default: 2."""
     max_backoff: Seconds | None = None
-    """The longest backoff in seconds. Default: 300."""
+    """The longest backoff in seconds. Default: 300, or `min_backoff` if that is longer."""
     jitter: bool | None = None
     """True: wait a random time between half the backoff and all of it, so that tasks that failed together are not retried
     together. Default: True.
@@ -478,6 +478,8 @@ class Policy:
                 own[name] = int(value) == 1 if name in _FLAGS else int(value)
         if "min_backoff" in own or "max_backoff" in own:
             own["own_backoff"] = None
+        if "min_backoff" in own:
+            own["max_backoff"] = max(own["min_backoff"], own.get("max_backoff", self.max_backoff))
         return replace(self, **own) if own else self
 
     def backoff(self, times: int) -> float:
