@@ -63,6 +63,18 @@ def snoozing(task: bytes) -> str:
     return f"run {now.run}, attempt {now.attempt}, failures {now.failures}"
 
 
+def get_further(task: bytes) -> list[bool]:
+    """Return if this was the last attempt before, and after, it got further than the runs before it."""
+    now = worqr.current()
+    told = [now.last_attempt]
+    for n in range(now.run):
+        worqr.step_now(f"step {n}", int)
+    told.append(now.last_attempt)
+    if now.run < 3:
+        raise ValueError(told)
+    return told
+
+
 def nothing(task: bytes) -> None:
     pass
 

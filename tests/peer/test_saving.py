@@ -637,6 +637,14 @@ async def test_the_counters_fall_when_a_run_gets_further_if_the_policy_says_so(
             assert seen == [0, 1, 2]
 
 
+@pytest.mark.parametrize("place", ["thread", "process"])
+async def test_a_run_that_got_further_is_not_the_last_attempt(mesh: worqr.Mesh, place: str) -> None:
+    retry = worqr.RetryPolicy(max_failures=2, min_backoff=0, max_backoff=0, reset_on_progress=True)
+    async with mesh.connect(), serving(mesh, "Q1", process_jobs.get_further, runs_in=place, retry=retry):
+        job = await mesh.queue("Q1").dispatch(b"t", id="x", result_ttl=60)
+        assert await job.result(PATIENCE) == [True, False]
+
+
 async def test_the_backoff_after_a_timeout_begins_anew_when_a_run_gets_further(mesh: worqr.Mesh) -> None:
     asked: list[int] = []
 

@@ -216,7 +216,8 @@ class Context:
         """True if the task moves to the dead-letter queue when this run fails. With ``RetryPolicy(retry_for=...)``, it may do so
         earlier: if the next run would begin too late.
         """
-        return self.failures + 1 >= self._run.policy.max_failures or not self._run.has_time_for(0.0)
+        failures = 0 if self._run.progressed else self.failures
+        return failures + 1 >= self._run.policy.max_failures or not self._run.has_time_for(0.0)
 
     def progress(self, done: float | None = None, message: str = "") -> None:
         """Report the progress of this run, from any thread. This never waits.

@@ -206,6 +206,8 @@ class ChildSaves:
         done: Future[None] = Future()
         reply = self._ask(run, Saving(run.fence, *save))
         if isinstance(reply, SaveReply):
+            if save.progress:
+                run.note_progress()
             done.set_result(None)
         else:
             done.set_exception(reply)
