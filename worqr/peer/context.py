@@ -181,9 +181,9 @@ class Context:
 
     @property
     def run(self) -> int:
-        """The number of this run of the job: 1 at the first. It counts all runs but those that were given back to the front: after
-        `RateLimited`, or when their worker left. Unlike `attempt`, it does not fall when a run gets further. What sets the counters
-        of the job to zero, such as a put-back, takes failed runs off.
+        """The number of this run of the job: 1 at the first. It counts all runs but those that were given back to the front,
+        after `RateLimited` or by a worker that left. Unlike `attempt`, it does not fall when a run gets further. What sets
+        the counters of the job to zero, such as a put-back, takes failed runs off.
         """
         record = self._run.record
         return self.attempt + (0 if record is None else whole(record.get(b"earlier"), 0))
