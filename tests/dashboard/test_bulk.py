@@ -259,7 +259,7 @@ ACTS: dict[str, dict[str, str]] = {
     "/enqueue": {"queue": "orders", "payload": "by hand"},
     "/retry": {"queue": "orders-failing", "id": "job-1"},
     "/send": {"queue": "orders-flow", "id": "job-1", "name": "approved", "value": '{"a": 1}'},
-    "/end-wait": {"queue": "orders-flow", "id": "job-1", "key": "wait for approved"},
+    "/end-wait": {"queue": "orders-flow", "id": "job-1", "entry": mark_of("wait for approved")},
     "/rewind": {"queue": "orders-flow", "id": "job-1", "entry": mark_of("wait for approved")},
     "/run-now": {"queue": "orders", "id": "later"},
     "/drop": {"queue": "orders-failing", "id": "job-1"},

@@ -172,7 +172,6 @@ async def test_the_button_of_a_wait_ends_it_once(connected: worqr.Mesh, site: Si
             "queue": "fulfil",
             "id": "order-7",
             "life": str(life),
-            "key": "sleep",
             "entry": mark_of("sleep"),
             "back": "/job?queue=fulfil&id=order-7",
         }
@@ -198,3 +197,29 @@ async def test_the_button_of_a_wait_ends_it_once(connected: worqr.Mesh, site: Si
     assert [(entry.text, entry.count) for entry in await connected.log() if entry.kind == "rewound"] == [
         ("from: sleep", 1)
     ]
+
+
+@LEFT
+async def test_no_form_of_a_wait_shows_an_argument_that_the_page_hides(connected: worqr.Mesh, site: Site) -> None:
+    @connected.step(name="login", retry=worqr.RetryPolicy(max_failures=2, min_backoff=3600, max_backoff=3600))
+    async def login(password: str) -> None:
+        raise ValueError("declined")
+
+    @connected.workflow(name="report")
+    async def report() -> None:
+        await login(password="hunter2")
+
+    job = await report.options(id="r").dispatch()
+    async with connected.join(grace=0):
+        async with job.watch(PATIENCE) as states:
+            async for status in states:
+                if status.state == "suspended":
+                    break
+        page = (await site.get("/job", queue="report", id="r")).text
+        assert "retry of login" in page
+        assert "hunter2" not in page
+        life, key = (await report.queue.read("r")).life, 'retry of login {"password":"hunter2"} #1'
+        form = {"queue": "report", "id": "r", "life": str(life), "entry": mark_of(key), "back": "/"}
+        assert form["entry"] in page
+        assert "wait-ended" in (await site.post("/end-wait", **form)).headers["location"]
+        await job.cancel(wait=5)

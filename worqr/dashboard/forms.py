@@ -35,6 +35,7 @@ from worqr.views.tables import open_waits
 
 if TYPE_CHECKING:
     from worqr.client.dead_letters import DeadLetters
+    from worqr.client.queue import Queue
     from worqr.functions.definition import FunctionDefinition
     from worqr.records import CancelCount
 
@@ -386,11 +387,12 @@ async def send(visit: Visit) -> Response:
 
 async def end_wait(visit: Visit) -> Response:
     """End a wait of one life of a workflow. Sent twice, it ends nothing."""
-    queue, job, key = visit.queue(visit.text("queue")), visit.text("id"), visit.text("key")
+    queue, job, entry = visit.queue(visit.text("queue")), visit.text("id"), visit.text("entry")
     life, client = whole(visit.text("life"), 0), client_of(visit.mesh)
 
     async def act() -> str:
         keys = QueueKeys(client.settings.prefix, queue.name)
+        key = await _key_of(queue, job, entry)
         try:
             shard = await client.sharding.shard_of_id(keys, job)
             ended = await end_wait_of(client, shard, job, key, life=life)
@@ -408,6 +410,11 @@ def mark_of(key: str) -> str:
     return sha256(key.encode()).hexdigest()[:32]
 
 
+async def _key_of(queue: Queue, job: str, entry: str) -> str:
+    """Return the key of the entry of a time line that a form names so; empty if there is none."""
+    return next((each.key for each in (await queue.read(job)).time_line if mark_of(each.key) == entry), "")
+
+
 async def rewind(visit: Visit) -> Response:
     """Let one life of a workflow run again from an entry of its time line. Sent twice, it finds the entry no more."""
     queue, job, entry = visit.queue(visit.text("queue")), visit.text("id"), visit.text("entry")
@@ -415,7 +422,7 @@ async def rewind(visit: Visit) -> Response:
 
     async def act() -> str:
         keys = QueueKeys(client.settings.prefix, queue.name)
-        key = next((each.key for each in (await queue.read(job)).time_line if mark_of(each.key) == entry), "")
+        key = await _key_of(queue, job, entry)
         try:
             shard = await client.sharding.shard_of_id(keys, job)
             dropped = await rewind_of(client, shard, job, key, life=life)
