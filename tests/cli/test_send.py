@@ -124,6 +124,16 @@ async def test_a_waiting_job_shows_what_it_waits_for_its_time_line_and_no_error(
         await job.cancel()
 
 
+async def test_a_wait_is_ended_by_the_key_that_status_has_as_json(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with waiting_workflow(mesh) as job:
+        (found,) = (await beside("status", "order-7", "--json")).json
+        other = await beside("end-wait", "shop.fulfil", "order-7", found["time_line"][-1]["name"])
+        assert (other.code, "`worqr status 'order-7' --json` has the keys of its waits" in other.err) == (1, True)
+        ended = await beside("end-wait", "shop.fulfil", "order-7", found["time_line"][-1]["key"])
+        assert ended == Answer(0, "ended wait for approved\n", "")
+        assert await job.result(PATIENCE) == ""
+
+
 async def test_a_workflow_runs_again_from_an_entry(beside: Beside, mesh: worqr.Mesh) -> None:
     async with waiting_workflow(mesh) as job:
         at = ("rewind", "shop.fulfil", "order-7")

@@ -296,7 +296,7 @@ def end_wait(
     queue: Annotated[str, Parameter(help="Queue of the job.")],
     id: Annotated[str, Parameter(help="Id of the job.")],
     key: Annotated[
-        str, Parameter(help="Key of the wait, as `worqr status` shows it: 'wait for approved', 'sleep #2'.")
+        str, Parameter(help="Key of the wait, as `worqr status ID --json` shows it: 'wait for approved', 'sleep #2'.")
     ],
     /,
     *,
@@ -322,7 +322,8 @@ def end_wait(
     elif ended:
         print(f"ended {escape(key)}")
     if not ended:
-        raise CommandFailed(f"job {id!r} of queue {queue!r} does not wait for {key!r}: `worqr status` shows its waits")
+        where = f"`worqr status {id!r} --json` has the keys of its waits"
+        raise CommandFailed(f"job {id!r} of queue {queue!r} does not wait for {key!r}: {where}")
 
 
 def rewind(
