@@ -87,3 +87,21 @@ async def test_two_weeks_pass_in_a_moment(bench: testing.Bench, mesh: worqr.Mesh
     await bench.run_until_empty()
     assert done[-1] == "['9.1'] None"
     await late.cancel()
+
+
+async def test_scheduled_tasks_are_run_beside_a_workflow_whose_job_waits_for_long(
+    bench: testing.Bench, mesh: worqr.Mesh
+) -> None:
+    @mesh.workflow(name="ask")
+    async def ask(days: int) -> None:
+        await worqr.sleep(days * DAY)
+        await worqr.wait_for("approved", Approval)
+
+    @mesh.workflow(name="order")
+    async def order(days: int) -> None:
+        await ask.run(days)
+
+    jobs = [await order.dispatch(days) for days in (0, 100)]
+    await bench.run_until_empty(scheduled=True)
+    assert [(await job.status()).state for job in jobs] == ["suspended", "suspended"]
+    assert [each.waits_for for each in await ask.queue.jobs(state="suspended")] == ["approved", "approved"]
