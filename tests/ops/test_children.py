@@ -12,6 +12,7 @@ from tests.ops.test_suspend_task import KIB, active, job_of, suspend, workflow
 from worqr import ops
 from worqr.keys import BatchKeys, QueueKeys
 from worqr.ops import Child, NotedChild, Wait
+from worqr.records import RemoteError
 
 PACK = "pack [7]"
 BOTH = Wait("gather #1", "children", about=f"{PACK}\nother")
@@ -420,6 +421,34 @@ async def test_an_end_reaches_a_parent_in_the_dead_letter_queue(desk: Desk, far:
     await relay(desk, far)
     assert desk.call(ops.retry_aside(desk.q, "failed", [held])) == 1
     assert job_of(desk)[f"end:{PACK}"].startswith("finished ")
+
+
+@pytest.mark.parametrize("compensated", [False, True])
+async def test_a_failed_child_that_was_put_back_before_its_parent_ends_once_more(
+    desk: Desk, far: Desk, compensated: bool
+) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk)
+    child = ran(far)
+    far.call(ops.fail_task(far.q, "B", child, RemoteError("Boom", "x" * 4 * KIB, "")))
+    await relay(desk, far)
+    if compensated:
+        desk.call(ops.save_state(desk.q, "A", held, 0, "refund", b"none "))
+    desk.fail("A", held)
+    assert far.call(ops.retry_aside(far.q, "failed", [child])) == 1
+    [later] = far.take("B", 1)
+    far.call(ops.finish_tasks(far.q, "B", [later]))
+    await relay(desk, far)
+    with desk.nothing_changes():
+        end(
+            desk, later + 1, life=desk.state()[f":aside:{held}"]["life"], outcome="failed"
+        )  # the first end that is no failure stays
+    far.client.delete(f"{far.q.base}:ended:x/{PACK}")  # an hour later
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    found = job_of(desk)
+    assert found[f"end:{PACK}"].startswith("failed " if compensated else "finished ")
+    assert compensated or found["saved_size"] == str(KIB)
 
 
 @pytest.mark.parametrize("compensated", [False, True])

@@ -72,17 +72,33 @@ local function note_time(key, child, now)
   end
 end
 
+-- Returns how many bytes of a record the end of a child counts, beside what was counted when it was noted.
+local function bytes_of_end(value)
+  return math.max(0, #value - STEP_BYTES)
+end
+
+-- True if the parent with the record `key` is in the dead-letter queue, a put-back would drop the end of a child that is stored there, and
+-- the end `number` is a later one: the child was put back by itself.
+local function gives_way(base, key, ended, number)
+  local outcome, before, stored = string.match(ended, '^(%l+) (%d+) (%d+) ')
+  return outcome and outcome ~= 'finished' and outcome ~= 'large' and string.sub(key, 1, #base + 7) == base .. ':aside:'
+    and number > tonumber(before) and tonumber(stored) == whole_number(redis.call('HGET', key, 'entries'), 0)
+end
+
 -- Stores the end of a child in the record of its parent, and wakes the parent if it waits for nothing else. `from`: the base of the
 -- child's queue. `fact`: the number of the end, its outcome and its value. Returns how many tasks became claimable.
 local function take_end(base, from, parent, fact, now)
   local key = record_of_life(base, parent.id, parent.life)
   local child = key and noted_child(redis.call('HGET', key, 'child:' .. parent.key))
-  if not child or child.base ~= from or fact.number <= child.after or redis.call('HEXISTS', key, 'end:' .. parent.key) == 1 then
+  local earlier = child and redis.call('HGET', key, 'end:' .. parent.key)
+  if not child or child.base ~= from or fact.number <= child.after
+    or earlier and not gives_way(base, key, earlier, fact.number) then
     return 0
   end
   local kept = redis.call('HMGET', key, 'entries', 'saved_size', 'state')
   local outcome, value, size = fact.outcome, fact.value, whole_number(kept[2], 0)
-  local more = math.max(0, #value - STEP_BYTES) -- the rest counts since the child was noted
+  size = earlier and math.max(0, size - bytes_of_end(string.match(earlier, '^%l+ %d+ %d+ (.*)$'))) or size
+  local more = bytes_of_end(value)
   if size + more > MOST_KEPT or #value > END_BYTES then
     outcome, value, more = 'large', digits(#value), 0
   end
@@ -421,7 +437,8 @@ local function note_children()
 end
 
 -- store_end: stores in the record of a workflow how a child of it has ended, and wakes the workflow if it waits for nothing else. Wherever
--- the record is: also in the dead-letter queue. An end that is not above the `after` of the child, or a second one, changes nothing.
+-- the record is: also in the dead-letter queue. An end that is not above the `after` of the child, or a second one, changes nothing. If the
+-- parent is there because of a failed one, a later end takes its place.
 -- ARGV[1] from base of the child's queue, which must be the one that the parent has noted
 -- ARGV[2] id of the parent
 -- ARGV[3] life of the parent
