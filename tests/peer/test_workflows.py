@@ -185,6 +185,25 @@ async def test_an_address_means_one_dispatch_of_an_id(new_mesh: NewMesh) -> None
         assert await second.result(PATIENCE) == "second"
 
 
+@pytest.mark.leaves("shards")
+async def test_an_address_has_any_id_and_queue(new_mesh: NewMesh) -> None:
+    mesh, addresses = new_mesh(), dict[str, str]()
+
+    @mesh.workflow(name="ful~fil", shards=2, result_ttl=60)
+    async def fulfil() -> str | None:
+        addresses[worqr.current().id] = worqr.current().address
+        return await worqr.wait_for("approved", str)
+
+    async with mesh.join():
+        jobs = [await fulfil.dispatch(), await fulfil.dispatch(), await fulfil.options(id="order~7 ~1").dispatch()]
+        for job in jobs:
+            await suspended(job)
+            assert addresses[job.id].count("~") == 2
+            assert await mesh.send(addresses[job.id], "approved", job.id) == "woke"
+            assert await job.result(PATIENCE) == job.id
+    assert any("~" in job.id for job in jobs[:2]), "the ids of one shard end in ~ and its tag"
+
+
 async def test_a_value_of_another_type_is_set_aside_and_the_wait_goes_on(
     new_mesh: NewMesh, caplog: pytest.LogCaptureFixture
 ) -> None:

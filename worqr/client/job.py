@@ -450,7 +450,11 @@ def check_event(name: object) -> str:
 
 def address_of(queue: str, life: int, id: str) -> str:
     """Return the address of one life of a job, for links: it has letters, digits and ``-._~%`` alone."""
-    return f"{quote(queue, safe='')}~{life}~{quote(id, safe='')}"
+    return f"{_quoted(queue)}~{life}~{_quoted(id)}"
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="").replace("~", "%7E")  # which `quote` leaves
 
 
 def read_address(address: object) -> tuple[str, int, str]:
@@ -459,7 +463,7 @@ def read_address(address: object) -> tuple[str, int, str]:
     Raises:
         UsageError: it is none.
     """
-    parts = check_text(address, "an address").split("~")
+    parts = check_text(address, "an address").split("~", 2)  # an older version left those of an id
     if len(parts) != 3 or not parts[1].isdecimal() or not parts[0] or not parts[2]:
         raise UsageError(f"{address!r} is no address: it comes from worqr.current().address, in a workflow")
     return unquote(parts[0]), int(parts[1]), unquote(parts[2])
