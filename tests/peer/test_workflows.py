@@ -179,8 +179,9 @@ async def test_an_address_means_one_dispatch_of_an_id(new_mesh: NewMesh) -> None
         await suspended(second)
         with pytest.raises(worqr.NoJob):
             await mesh.send(addresses[0], "approved", "an old link")
-        with pytest.raises(worqr.UsageError, match="is no address"):
-            await mesh.send("order 7", "approved", "x")
+        for wrong in ("order 7", f"fulfil~{'9' * 5000}~x"):
+            with pytest.raises(worqr.UsageError, match="is no address"):
+                await mesh.send(wrong, "approved", "x")
         assert await mesh.send(addresses[-1], "approved", "second") == "woke"
         assert await second.result(PATIENCE) == "second"
 

@@ -448,6 +448,10 @@ def check_event(name: object) -> str:
     return text
 
 
+MAX_LIFE: Final = 16
+"""The most digits of the number of a dispatch."""
+
+
 def address_of(queue: str, life: int, id: str) -> str:
     """Return the address of one life of a job, for links: it has letters, digits and ``-._~%`` alone."""
     return f"{_quoted(queue)}~{life}~{_quoted(id)}"
@@ -464,7 +468,7 @@ def read_address(address: object) -> tuple[str, int, str]:
         UsageError: it is none.
     """
     parts = check_text(address, "an address").split("~", 2)  # an older version left those of an id
-    if len(parts) != 3 or not parts[1].isdecimal() or not parts[0] or not parts[2]:
+    if len(parts) != 3 or not all(parts) or not parts[1].isdecimal() or len(parts[1]) > MAX_LIFE:
         raise UsageError(f"{address!r} is no address: it comes from worqr.current().address, in a workflow")
     return unquote(parts[0]), int(parts[1]), unquote(parts[2])
 
