@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pytest
 import trio
@@ -196,11 +197,14 @@ async def test_an_address_has_any_id_and_queue(new_mesh: NewMesh) -> None:
         return await worqr.wait_for("approved", str)
 
     async with mesh.join():
-        jobs = [await fulfil.dispatch(), await fulfil.dispatch(), await fulfil.options(id="order~7 ~1").dispatch()]
+        jobs = [await fulfil.dispatch(), await fulfil.dispatch()]
+        jobs += [await fulfil.options(id=each).dispatch() for each in ("order~7 ~1", "eu/7", "50%25=ä")]
         for job in jobs:
             await suspended(job)
             assert addresses[job.id].count("~") == 2
-            assert await mesh.send(addresses[job.id], "approved", job.id) == "woke"
+            in_a_path = unquote(addresses[job.id])  # as web frameworks pass it on
+            assert "/" not in in_a_path
+            assert await mesh.send(in_a_path, "approved", job.id) == "woke"
             assert await job.result(PATIENCE) == job.id
     assert any("~" in job.id for job in jobs[:2]), "the ids of one shard end in ~ and its tag"
 

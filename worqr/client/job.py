@@ -453,12 +453,18 @@ MAX_LIFE: Final = 16
 
 
 def address_of(queue: str, life: int, id: str) -> str:
-    """Return the address of one life of a job, for links: it has letters, digits and ``-._~%`` alone."""
+    """Return the address of one life of a job, for links: it has letters, digits and ``-._~=`` alone. It has no ``%``: web
+    frameworks decode that before they look for the route of a path.
+    """
     return f"{_quoted(queue)}~{life}~{_quoted(id)}"
 
 
 def _quoted(text: str) -> str:
-    return quote(text, safe="").replace("~", "%7E")  # which `quote` leaves
+    return quote(text, safe="").replace("~", "%7E").replace("%", "=")
+
+
+def _unquoted(text: str) -> str:
+    return unquote(text.replace("=", "%"))
 
 
 def read_address(address: object) -> tuple[str, int, str]:
@@ -470,7 +476,7 @@ def read_address(address: object) -> tuple[str, int, str]:
     parts = check_text(address, "an address").split("~", 2)  # an older version left those of an id
     if len(parts) != 3 or not all(parts) or not parts[1].isdecimal() or len(parts[1]) > MAX_LIFE:
         raise UsageError(f"{address!r} is no address: it comes from worqr.current().address, in a workflow")
-    return unquote(parts[0]), int(parts[1]), unquote(parts[2])
+    return _unquoted(parts[0]), int(parts[1]), _unquoted(parts[2])
 
 
 class Results(msgspec.Struct, frozen=True):
