@@ -1755,6 +1755,25 @@ async def test_one_in_the_dead_letter_queue_runs_again_from_an_entry(new_mesh: N
     assert calls == ["charge", "refund", "charge"]
 
 
+async def test_of_one_that_was_dropped_no_error_says_that_it_is_in_the_dead_letter_queue(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        raise worqr.Failure("declined")
+
+    async with mesh.join():
+        job = await fulfil.options(id="o").dispatch()
+        await failure_of(job)
+        with pytest.raises(
+            worqr.NoJob, match="goes on only if it is put back from the dead-letter queue: nothing was sent"
+        ):
+            await job.send("approved")
+        assert await fulfil.queue.failed.drop("o")
+        with pytest.raises(worqr.NoJob, match="has failed, and is not in the dead-letter queue any more"):
+            await job.rewind("charge")
+
+
 async def test_a_workflow_that_runs_does_not_run_again(new_mesh: NewMesh) -> None:
     mesh, begun, go = new_mesh(), trio.Event(), trio.Event()
 

@@ -363,6 +363,7 @@ async def rewind(client: Client, keys: QueueKeys, id: str, key: str, *, number: 
     where = f"the job {id!r} of queue {keys.display_name!r}"
     if found.status == "none":
         why = "is no workflow" if found.state == "plain" else _ENDED.get(found.state, "is gone")
+        why = "has failed, and is not in the dead-letter queue any more" if found.state == "failed" else why
         raise NoJob(f"{where} {why}: it does not run again, so dispatch it anew", found.state)
     if found.status == "unknown":
         names = ", ".join(map(repr, found.keys)) or "nothing yet"
@@ -403,7 +404,7 @@ async def note_sent(client: Client, queue: str, id: str, name: str, value: objec
 
 _ENDED: Final = {
     "finished": "has finished",
-    "failed": "has failed, and is in the dead-letter queue",
+    "failed": "has failed, and goes on only if it is put back from the dead-letter queue",
     "cancelled": "was cancelled",
 }
 
