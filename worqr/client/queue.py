@@ -524,9 +524,9 @@ class Queue:
         """Delete all tasks and jobs that wait, are scheduled, suspended or blocked.
 
         Running tasks may finish; tasks that are given back afterwards are dropped. The next enqueue creates the queue again.
-        Several shards are deleted one after the other. The number of shards is forgotten if the queue is then empty and keeps
-        no ended jobs, no worker serves it, and no operator has paused or limited it or a lane. Batches whose home queue this
-        is are cancelled.
+        Several shards are deleted one after the other. Their number is forgotten if the queue is then empty, keeps no ended
+        jobs, and has no worker. It stays while an operator has paused or limited the queue or a lane. Batches whose home queue
+        this is are cancelled.
         """
         shards = await self._client.sharding.shards(self._keys)
         for keys in shards:
