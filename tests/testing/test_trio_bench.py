@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import trio
+import trio.testing
 
 import worqr
 from tests.peer.tools import until
@@ -109,6 +110,14 @@ async def test_a_mesh_that_is_connected_is_refused(server: Server, prefix: str) 
                 pytest.fail("it must not open")
         assert mesh.prefix == prefix
         assert await mesh.queue("Q1").count() == 0
+
+
+async def test_a_clock_that_does_not_go_on_is_refused(
+    mesh: worqr.Mesh, server: Server, mock_clock: trio.testing.MockClock
+) -> None:
+    with pytest.raises(worqr.UsageError, match="remove the fixture autojump_clock or mock_clock"):
+        async with testing.bench(mesh, url=server.url):
+            pass
 
 
 async def test_a_server_that_is_not_there_leaves_the_mesh_as_it_was(mesh: worqr.Mesh) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
+import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, wait
@@ -221,12 +222,18 @@ class Bench:
             self._errors.clear()
 
 
+MOCK_CLOCK: Final = (
+    "testing.bench() waits for a real server, and this test has a clock of Trio that does not go on by itself: remove the "
+    "fixture autojump_clock or mock_clock; `await bench.advance(...)` moves the clock of the mesh"
+)
 BENCH_HINT: Final = "testing.bench() is a block: write `async with worqr.testing.bench(mesh) as bench:`"
 
 
 @async_block(BENCH_HINT)
 async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | None) -> AsyncGenerator[Bench]:
     """As `bench`, on the running Trio loop."""
+    if _is_mocked(trio.lowlevel.current_clock()):
+        raise UsageError(MOCK_CLOCK)
     url = url or os.environ.get(SERVER) or (await trio.to_thread.run_sync(bench_server)).url
     sent, errors = list[Call[Any]](), list[BaseException]()
 
@@ -254,6 +261,11 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
                 with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_UP_WITHIN):
                     await trio.to_thread.run_sync(mesh.close)
                     await delete_keys(client.link, RegistryKeys(mesh.prefix))
+
+
+def _is_mocked(clock: trio.abc.Clock) -> bool:
+    mocks = sys.modules.get("trio.testing")  # a test with such a clock has imported it
+    return mocks is not None and isinstance(clock, mocks.MockClock)
 
 
 def _is_planned(context: Context, error: BaseException) -> bool:
@@ -460,7 +472,7 @@ def bench(
 
     Raises:
         UsageError: The mesh is connected, on a bench or recording already, no server program is installed, `now` has no
-            timezone, or no event loop runs.
+            timezone, no event loop runs, or the clock of Trio is a mock.
     """
     if loop_name_here() == "Trio":
         return bench_on_trio(mesh, url=url, now=now)
