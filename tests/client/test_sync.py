@@ -951,6 +951,33 @@ async def test_what_an_application_does_at_exit_may_produce(server: Server, pref
     assert waiting(server, prefix) == [b"first", b"last"]
 
 
+IN_FINALIZER = """
+import sys
+from worqr import Mesh, UsageError, sync
+
+mesh = Mesh(sys.argv[1], prefix=sys.argv[2])
+queue = mesh.queue("Q1")
+
+class Resource:
+    def __del__(self):
+        try:
+            sync(queue.enqueue, b"last")
+        except UsageError as error:
+            print(error, flush=True)
+
+sync(queue.enqueue, b"first")
+resource = Resource()
+resource.itself = resource
+"""
+
+
+async def test_a_finalizer_that_runs_too_late_is_refused(server: Server, prefix: str, spawn: Spawn) -> None:
+    child = spawn(IN_FINALIZER, server.url, prefix)
+    assert "connects no more" in await child.line()
+    assert await child.ended() == 0
+    assert waiting(server, prefix) == [b"first"]
+
+
 INTERRUPTED = """
 import sys, threading, worqr
 

@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import random
+import sys
 import threading
 import time
 import weakref
@@ -725,6 +726,12 @@ def check_loop(what: str) -> Literal["Trio", "asyncio"]:
     return loop
 
 
+EXITING: Final = (
+    "the interpreter ends, and connects no more: what sends in a `__del__` or a finalizer may run too late; use a block, or "
+    "atexit.register"
+)
+
+
 class ThreadConnection:
     """The connection of all plain threads.
 
@@ -762,6 +769,8 @@ class ThreadConnection:
         return connection
 
     def _start(self) -> Connection:
+        if sys.is_finalizing():
+            raise UsageError(EXITING)
         connection = self._make()
         end = self._end = weakref.finalize(self, _end, connection)
         end.atexit = False  # `_at_exit` ends it
