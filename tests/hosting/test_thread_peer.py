@@ -218,6 +218,23 @@ def test_to_start_it_twice_is_to_start_it_once(mesh: worqr.Mesh[Any], held: Held
         assert peers() == ["worqr-peer"]
 
 
+def test_to_start_it_while_it_leaves_starts_it_again(
+    mesh: worqr.Mesh[Any], held: Held, server: Server, prefix: str, beside: Callable[..., Future[Any]]
+) -> None:
+    peer = mesh.join_in_thread(grace=LONG).start()
+    held.begin()
+    stopping = beside(peer.stop)
+    wait_until(lambda: peer.health().why == "the peer is leaving")
+    starting = beside(peer.start)
+    wait_until(lambda: starting.done() or calls_that_wait("wait_ended") == 2)
+    assert not starting.done()
+    held.let_go()
+    stopping.result(PATIENCE)
+    with starting.result(PATIENCE):
+        assert peer.health().ready
+        assert workers(server, prefix) == 1
+
+
 def test_two_peers_of_one_mesh_are_two(mesh: worqr.Mesh[Any], held: Held, server: Server, prefix: str) -> None:
     with mesh.join_in_thread(), mesh.join_in_thread() as other:
         assert workers(server, prefix) == 2

@@ -243,10 +243,17 @@ class PeerThread:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
+    @property
+    def leaves(self) -> bool:
+        """True if a peer that has joined was asked to stop, and the loop has not ended."""
+        return bool(self._deadlines) and self._peer is not None and not self.ended.done()
+
     def check_not_inside(self) -> None:
         """Raise UsageError if the caller runs in this thread, because it would wait for itself."""
         if threading.current_thread() is self._thread:
-            raise UsageError("a handler on the peer's own loop cannot stop the peer: it would wait for its own end")
+            raise UsageError(
+                "a handler on the peer's own loop cannot stop or restart the peer: it would wait for its own end"
+            )
 
     def raise_if_not_joined(self) -> None:
         """Raise the error that prevented the join, if there is one. Called after `joined`."""
@@ -392,19 +399,21 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
     def start(self) -> Self:
         """Join the mesh, and wait until all declared functions are served. This blocks.
 
-        A worker that runs already is not changed. A worker that was stopped starts again. If it raises, nothing is left
-        running.
+        A worker that runs already is not changed. A worker that was stopped starts again, once it has left. If it raises,
+        nothing is left running.
 
         Returns:
             The worker itself.
 
         Raises:
-            UsageError: Nothing is declared on the mesh, another thread stopped the worker meanwhile, or the interpreter is
-                exiting.
+            UsageError: Nothing is declared on the mesh, another thread stopped the worker meanwhile, the interpreter is
+                exiting, or it is called on the loop of the worker, which leaves.
             RefusedByServer: The server rejected the connection.
             WrongVersion: The server or its mesh has the wrong version.
             Unavailable: The server did not reply within `patience`.
         """
+        if (before := self._leaving()) is not None:
+            before.wait_ended()
         thread = self._begin()
         try:
             thread.joined.result()
@@ -469,6 +478,8 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
             self._thread.join()
 
     async def __aenter__(self) -> Self:
+        if (before := self._leaving()) is not None:
+            await wait_done(before.ended)
         await wait_joined(self._begin())
         return self
 
@@ -480,6 +491,14 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
             return
         thread.check_not_inside()
         await leave_and_wait(thread, self._grace, error)
+
+    def _leaving(self) -> PeerThread | None:
+        """Return the current thread if its peer leaves. Raises UsageError in that thread, which would wait for itself."""
+        thread = self._thread
+        if thread is None or not thread.leaves:
+            return None
+        thread.check_not_inside()
+        return thread
 
     def _begin(self) -> PeerThread:
         """Return the current thread, or start a new one."""
