@@ -208,7 +208,10 @@ async def test_what_a_workflow_waits_for_without_limit_must_be_given(
 
     with testing.context(events={}), pytest.raises(worqr.UsageError, match=r"'wait for approved': .* context\(events="):
         await patient()
-    with testing.context(events={}), pytest.raises(worqr.UsageError, match=r"waits for ever.* context\(ends="):
+    with (
+        testing.context(events={}),
+        pytest.raises(worqr.UsageError, match=r"waits for ever.* context\(ends={function.name:"),
+    ):
         await fulfil(7, [1])
     with pytest.raises(worqr.UsageError, match="list for each name"), testing.context(events={"approved": "ada"}):
         pass

@@ -169,7 +169,7 @@ class _DirectFlow(Flow):
         elif wait.kind == "event" and wait.in_ms is not None:
             self.note_end(wait.key, End("timeout", b""))
         elif wait.kind != "sleep" and wait.in_ms is None:
-            what = "events={name: [value]}" if wait.kind == "event" else "ends={function: [result]}"
+            what = "events={name: [value]}" if wait.kind == "event" else "ends={function.name: [result]}"
             raise UsageError(f"the workflow waits for ever, for {wait.key!r}: say how it ends, as in context({what})")
 
 
@@ -290,7 +290,7 @@ def context(
         events: For a workflow: the values that it waits for, by the name of the event, each a list in order. None in a list, and
             a list that has ended: the wait is over without a value, if it has a timeout. With `events` or `ends`, sleeps end at
             once.
-        ends: For a workflow: how the jobs end that it starts, by the name of their function, or the name that
+        ends: For a workflow: how the jobs end that it starts, by ``function.name``, such as ``"shop.pack"``, or the name that
             ``function.named(...)`` has given, each a list in order: a result, or an error. An error is raised as `JobFailed`,
             ``JobCancelled(...)`` as itself.
         calls: For a handler that takes a list: how many `items` the run has. Their ids are ``test-0``, ``test-1`` and so on,
