@@ -66,6 +66,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Name the right fixture to a test of pytest-asyncio that asks for the one of tests on Trio."""
     if "worqr_bench" not in getattr(item, "fixturenames", ()) or item.get_closest_marker("asyncio") is None:
         return
+    if not item.config.pluginmanager.hasplugin("asyncio"):  # pytest says what is missing
+        return
     mode = item.config.getoption("asyncio_mode", None) or item.config.getini("asyncio_mode")
     if str(mode) != "auto":  # else pytest-asyncio runs every async fixture
         pytest.fail(

@@ -267,6 +267,12 @@ def test_in_the_auto_mode_of_pytest_asyncio_one_fixture_is_for_both_loops(run: R
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
+def test_without_pytest_asyncio_pytest_says_that_it_is_missing(run: Run) -> None:
+    test = "import pytest\n\n@pytest.mark.asyncio\nasync def test_it(worqr_bench): ...\n"
+    answer = run("-p", "no:trio", "-p", "no:anyio", test_it=test)
+    assert "no plugin or hook that handled it" in answer.stdout
+
+
 def test_tests_of_anyio_run_on_either_loop(run: Run) -> None:
     answer = run("-W", "error", "-p", "no:trio", "-p", "no:asyncio", shop=ASYNCIO_SHOP, test_shop=ANYIO_TESTS)
     assert answer.returncode == 0, answer.stdout + answer.stderr
