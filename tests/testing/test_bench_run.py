@@ -162,6 +162,14 @@ async def test_some_functions_alone_can_run(bench: testing.Bench, mesh: worqr.Me
         await bench.run_until_empty(only=["nothing.*"])
 
 
+async def test_options_are_checked_also_if_there_is_nothing_to_run(bench: testing.Bench) -> None:
+    wrong: dict[str, Any] = {"schedule": True}
+    with pytest.raises(worqr.UsageError, match="did you mean 'scheduled'"):
+        await bench.run_until_empty(**wrong)
+    with pytest.raises(worqr.UsageError, match="concurrency"):
+        await bench.run_until_empty(concurrency=0)
+
+
 async def test_nothing_runs_by_itself(bench: testing.Bench, mesh: worqr.Mesh) -> None:
     fail = failing(mesh)
     await fail.enqueue("value")

@@ -25,8 +25,8 @@ from worqr.client.outbox_relay import relay_and_check
 from worqr.client.schedules import all_schedules, fire
 from worqr.command import Argument, Command, expect_ok, in_chunks, text
 from worqr.cron import Definition, Trigger, effective
-from worqr.errors import UsageError
-from worqr.inside import client_of, declarations_of, definition_of, engine_of
+from worqr.errors import UsageError, did_you_mean
+from worqr.inside import client_of, declarations_of, definition_of, engine_of, peers_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Heartbeat, Link, WorkerHandle
 from worqr.log_events import emit
@@ -348,10 +348,12 @@ class BenchRun:
     """One call of `Bench.run_until_empty`. `options` are those of its peer.
 
     Raises:
-        UsageError: an option `only` matches no function.
+        UsageError: an option does not exist or is not valid, or `only` matches no function.
     """
 
     def __init__(self, mesh: Mesh[Any], clock: Clock, schedules: BenchSchedules, options: JoinOptions) -> None:
+        _refuse_unknown(options)
+        peers_of(mesh).check_options(options)
         only = Only(options.get("only"))
         only.check(mesh.functions)
         self._mesh = mesh
@@ -444,6 +446,14 @@ class BenchRun:
         elif new and self._peer is not None:
             new_handlers = [each for name in new for each in definition_of(self._mesh.functions[name]).handlers()]
             await engine_of(self._peer).serve_all(new_handlers)
+
+
+def _refuse_unknown(options: JoinOptions) -> None:
+    known = ("scheduled", "raise_errors", *JoinOptions.__annotations__)
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, known, f"it takes {', '.join(known)}")
+            raise UsageError(f"run_until_empty() has no option {name!r}; {hint}")
 
 
 def _function_queue(name: str) -> str:

@@ -174,7 +174,7 @@ class Bench:
         Raises:
             Exception: What handlers raised: the exception itself, with its traceback. For a handler in a process, an error
                 with the name and text of that exception.
-            UsageError: There were more than 1,000 due times one after the other.
+            UsageError: There were more than 1,000 due times one after the other, or an option does not exist or is not valid.
         """
         self._errors.clear()
         run = BenchRun(self._mesh, self._clock, self._schedules, options)
