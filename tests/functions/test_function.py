@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import pickle
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ import pytest
 
 import worqr
 from tests.test_argument_codec import ORDER, Order
+from tests.testing.elsewhere import divide
 
 Mesh = worqr.Mesh
 
@@ -48,6 +50,11 @@ async def test_calling_it_calls_the_function(mesh: Mesh) -> None:
 
 async def test_calling_it_checks_no_types(mesh: Mesh) -> None:
     assert mesh.task(add)(1.5) == 6.5  # type: ignore[arg-type]
+
+
+def test_it_is_copied_and_pickled_as_a_plain_function() -> None:
+    assert copy.copy(divide) is copy.deepcopy(divide) is divide
+    assert pickle.loads(pickle.dumps(divide)) is divide
 
 
 def test_it_looks_like_what_it_is_made_of(mesh: Mesh) -> None:

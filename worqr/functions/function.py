@@ -211,6 +211,10 @@ class Function(PlainBound[P, R]):
     def __repr__(self) -> str:
         return f"<Function {self.name!r}>"
 
+    def __reduce__(self) -> str:
+        """Return the name under which its module has it: it is copied and pickled as a plain function is."""
+        return str(getattr(self, "__qualname__", self._short))
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
