@@ -222,6 +222,19 @@ async def test_the_error_itself_is_raised_with_its_traceback(bench: testing.Benc
     assert await bench.run_until_empty() == Summary(0, 0, 0, 0)  # it was told once; its retry is due later
 
 
+async def test_the_error_of_a_peer_of_the_test_is_raised_by_the_next_run(
+    bench: testing.Bench, mesh: worqr.Mesh
+) -> None:
+    fail = failing(mesh, result_ttl=60, retry=worqr.RetryPolicy(max_failures=1))
+    async with mesh.join():
+        job = await fail.dispatch("value")
+        with pytest.raises(worqr.JobFailed):
+            await job.result()
+        with pytest.raises(ValueError, match="on purpose"):
+            await bench.run_until_empty()
+        assert await bench.run_until_empty() == Summary(0, 0, 0, 0)
+
+
 async def test_the_error_of_a_thread_is_raised_as_it_is(bench: testing.Bench, mesh: worqr.Mesh) -> None:
     error = ValueError("on purpose")
 

@@ -164,7 +164,8 @@ class Bench:
                 scheduled or held back. Schedules do not fire.
             raise_errors: Raise what handlers raised, except `Retry`, when no task waits or runs any more. This is before the
                 clock is moved, so an error ends the call at its first try. Several errors are an ExceptionGroup; a run that
-                took too long is a TimeoutError. False: only count errors.
+                took too long is a TimeoutError. Errors in peers of the test since the last call are raised, too. False: only
+                count errors.
             **options: See `JoinOptions`: with ``concurrency=1`` tasks run one after the other, ``only=["shop.*"]`` selects
                 functions.
 
@@ -176,11 +177,13 @@ class Bench:
                 with the name and text of that exception.
             UsageError: There were more than 1,000 due times one after the other, or an option does not exist or is not valid.
         """
-        self._errors.clear()
         run = BenchRun(self._mesh, self._clock, self._schedules, options)
-        summary = await run.until_empty(scheduled=scheduled, enough=lambda: raise_errors and bool(self._errors))
-        if raise_errors:
-            self._raise_errors()
+        try:
+            summary = await run.until_empty(scheduled=scheduled, enough=lambda: raise_errors and bool(self._errors))
+            if raise_errors:
+                self._raise_errors()
+        finally:
+            self._errors.clear()
         return summary
 
     async def advance(self, seconds: Seconds) -> None:
@@ -219,7 +222,6 @@ class Bench:
                 raise BaseExceptionGroup(f"{len(errors)} runs raised", errors)
         finally:
             del errors  # which would keep this frame, that the error keeps
-            self._errors.clear()
 
 
 MOCK_CLOCK: Final = (
