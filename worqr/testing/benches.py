@@ -473,8 +473,8 @@ def bench(
         An async context manager, which gives the bench.
 
     Raises:
-        UsageError: The mesh is connected, on a bench or recording already, no server program is installed, `now` has no
-            timezone, no event loop runs, or the clock of Trio is a mock.
+        UsageError: The mesh is connected, on a bench or recording already, no server program is installed, or `now` has no
+            timezone; no event loop runs, or the clock of Trio is a mock.
     """
     if loop_name_here() == "Trio":
         return bench_on_trio(mesh, url=url, now=now)
