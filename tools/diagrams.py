@@ -127,7 +127,6 @@ class Route(NamedTuple):
 
 
 _CANCELLED: Final[list[Point]] = [(95, 232), (95, 452)]
-_BACK: Final[list[Point]] = [(728, 475), (728, 175), (688, 175)]
 _BACK_IN_LINE: Final[list[Point]] = [(728, 475), (728, 134), (420, 134), (420, 152)]
 _OUT_OF_FAILED: Final[list[Point]] = [(528, 475), (556, 475), (556, 425), (728, 425)]
 ROUTES: Final[dict[tuple[State, State], Route]] = {
@@ -166,9 +165,7 @@ ROUTES: Final[dict[tuple[State, State], Route]] = {
     ("waiting", "cancelled"): Route([(340, 198), (340, 232), *_CANCELLED], "cancelled before it runs", (250, 226)),
     ("due", "cancelled"): Route([(95, 198), *_CANCELLED[1:]]),
     ("blocked", "cancelled"): Route([(630, 198), (630, 232), *_CANCELLED]),
-    ("failed", "blocked"): Route([*_OUT_OF_FAILED, *_BACK[1:]]),
     ("failed", "waiting"): Route([*_OUT_OF_FAILED, *_BACK_IN_LINE[1:]]),
-    ("undecodable", "blocked"): Route([(698, 475), *_BACK]),
     ("undecodable", "waiting"): Route([(698, 475), *_BACK_IN_LINE], "you\nput it\nback", (684, 250)),
     ("failed", "gone"): Route(
         [(470, 498), (470, 590), (497, 590)], "too many failed,\nor you drop it", (462, 560), "end"

@@ -85,13 +85,18 @@ async def test_a_node_that_is_away_is_waited_for_once_whoever_died() -> None:
     assert link.left == {worker: ["Q0"] for worker in WORKERS}
 
 
-async def test_what_the_server_refuses_is_tried_again_with_growing_pauses_and_logged_once(caplog: Any) -> None:
-    link = HalfACluster(RefusedByServer("WRONGTYPE"))
+async def test_what_the_server_refuses_is_tried_again_with_growing_pauses_and_logged_once(
+    caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, now = HalfACluster(RefusedByServer("WRONGTYPE")), 1000.0
+    monkeypatch.setattr("worqr.peer.leader.scanner.time", SimpleNamespace(monotonic=lambda: now))
     leader = leader_on(link)
-    for _ in range(10):
-        await leader.check_once()
-        await leader.sweeper.sweep_once()
-    assert link.asked["fail_worker", "p:{Q0}"] == len(WORKERS), "not once for each look"
+    for later, tries in ((0.0, 1), (0.6, 2), (0.6, 2), (0.6, 3)):
+        now += later
+        for _ in range(10):
+            await leader.check_once()
+            await leader.sweeper.sweep_once()
+        assert link.asked["fail_worker", "p:{Q0}"] == tries * len(WORKERS), "not once for each look"
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert errors == [
         "fail_worker: the tasks of dead workers on queue 'Q0' cannot be given back, trying again: WRONGTYPE"
