@@ -1,5 +1,6 @@
 #!lua
--- skip_looks: lets the suspended jobs of a queue wait for their own times alone, not for the looks for the jobs that they have started.
+-- skip_looks: lets the suspended jobs of a queue wait for their own times alone, not for the looks for the jobs that they have
+-- started.
 -- RETURNS ok
 -- RESEND safe: a time that it has set stays
 local suspended, job = KEYS[1] .. ':suspended', KEYS[1] .. ':job:'
