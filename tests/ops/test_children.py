@@ -423,19 +423,25 @@ async def test_an_end_reaches_a_parent_in_the_dead_letter_queue(desk: Desk, far:
     assert job_of(desk)[f"end:{PACK}"].startswith("finished ")
 
 
-@pytest.mark.parametrize("compensated", [False, True])
-async def test_a_failed_child_that_was_put_back_before_its_parent_ends_once_more(
-    desk: Desk, far: Desk, compensated: bool
-) -> None:
+async def failed_by_its_child(desk: Desk, far: Desk, error: RemoteError, *, compensated: bool) -> tuple[int, int]:
+    """A workflow that failed after its job. Return both claims. `compensated`: it has stored a step in between."""
     held = workflow(desk)
     note(desk, held, PACK)
     start(far, desk)
     child = ran(far)
-    far.call(ops.fail_task(far.q, "B", child, RemoteError("Boom", "x" * 4 * KIB, "")))
+    far.call(ops.fail_task(far.q, "B", child, error))
     await relay(desk, far)
     if compensated:
         desk.call(ops.save_state(desk.q, "A", held, 0, "refund", b"none "))
     desk.fail("A", held)
+    return held, child
+
+
+@pytest.mark.parametrize("compensated", [False, True])
+async def test_a_failed_child_that_was_put_back_before_its_parent_ends_once_more(
+    desk: Desk, far: Desk, compensated: bool
+) -> None:
+    held, child = await failed_by_its_child(desk, far, RemoteError("Boom", "x" * 4 * KIB, ""), compensated=compensated)
     assert far.call(ops.retry_aside(far.q, "failed", [child])) == 1
     [later] = far.take("B", 1)
     far.call(ops.finish_tasks(far.q, "B", [later]))
@@ -455,15 +461,7 @@ async def test_a_failed_child_that_was_put_back_before_its_parent_ends_once_more
 async def test_a_failed_child_is_tried_again_unless_something_was_stored_after_it(
     desk: Desk, far: Desk, compensated: bool
 ) -> None:
-    held = workflow(desk)
-    note(desk, held, PACK)
-    start(far, desk)
-    child = ran(far)
-    far.call(ops.fail_task(far.q, "B", child, BOOM))
-    await relay(desk, far)
-    if compensated:
-        desk.call(ops.save_state(desk.q, "A", held, 0, "refund", b"none "))
-    desk.fail("A", held)
+    held, child = await failed_by_its_child(desk, far, BOOM, compensated=compensated)
     desk.call(ops.retry_aside(desk.q, "failed", [held]))
     found = job_of(desk)
     assert (f"end:{PACK}" in found) == compensated

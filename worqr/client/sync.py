@@ -3,7 +3,7 @@
 The calling thread drives the connection itself (`worqr.link.thread_driver`). All plain threads of the process share one link for
 each mesh (`worqr.client.client`). `sync_block` is the counterpart for ``async with``.
 
-`sending` marks the methods that send: each is a plain ``def``, which raises where its coroutine could only be forgotten.
+Each method that sends is a plain ``def``, which raises where its coroutine could only be forgotten (`sent_by`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from worqr.link import as_sync, can_wait_here, loop_here, loop_name_here, run_bl
 
 P = ParamSpec("P")
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 ONLY_WORQR: Final = (
     "worqr.sync runs a coroutine without an event loop: it may wait only by calls of worqr, not by those of asyncio "
