@@ -611,8 +611,13 @@ async def test_a_worker_that_missed_its_deadline_says_why_its_heartbeats_failed(
     mesh = worqr.Mesh(own_server.url, keepalive=1)
     async with mesh.join() as peer:
         with own_server.client() as client:
+
+            def beats() -> list[str]:
+                return [each["id"] for each in client.client_list() if each["name"].endswith(":beat")]
+
+            await until(beats)  # it connects with its first heartbeat
             client.config_set("maxclients", len(client.client_list()) - 1)
-            [beat] = [each["id"] for each in client.client_list() if each["name"].endswith(":beat")]
+            [beat] = beats()
             client.client_kill_filter(_id=beat)  # only its heartbeats cannot connect again
             await until(lambda: not client.exists(f"{{worqr}}:worker:{peer.id}"))
             client.config_set("maxclients", 100)
