@@ -296,6 +296,13 @@ class QueueKeys:
                     pass
         return cls(prefix, name)
 
+    @classmethod
+    def of_base(cls, prefix: str, base: str) -> QueueKeys | None:
+        """Return the keys of the queue, or of the shard, that has this `base`; None if it is no base under this prefix."""
+        name = base.removeprefix(f"{prefix}:")
+        keys = cls.of(prefix, name[1:-1] if name.endswith("}") else name)
+        return keys if keys.base == base else None
+
     @property
     def display_name(self) -> str:
         """The queue's name for people: without the shard."""

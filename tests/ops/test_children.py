@@ -67,7 +67,7 @@ def test_children_are_noted_before_they_are_dispatched(desk: Desk) -> None:
     before = desk.state()
     children = [Child("a", "p:{Q2}", "x/a"), Child("b", "p:{Q2}", "x/b")]
     call = ops.note_children(desk.q, "A", held, children)
-    assert desk.send(call) == [b"ok", [b"0", None], [b"0", None]]
+    assert desk.send(call) == [b"ok", [b"0", b"p:{Q2}", None], [b"0", b"p:{Q2}", None]]
     times = {name: value for name, value in desk.state()[":active:x"].items() if name.startswith("at:")}
     assert sorted(times) == ["at:child:a", "at:child:b"]
     assert all(re.fullmatch(r"1 \d{13} ", value) for value in times.values())
@@ -80,7 +80,7 @@ def test_children_are_noted_before_they_are_dispatched(desk: Desk) -> None:
     }
     assert desk.state() == before
     with desk.nothing_changes():
-        assert desk.call(call).children == [NotedChild(0, None)] * 2
+        assert desk.call(call).children == [NotedChild(0, "p:{Q2}", None)] * 2
 
 
 def test_a_raw_task_that_starts_a_child_becomes_a_workflow(desk: Desk) -> None:
@@ -139,7 +139,7 @@ async def test_the_end_of_a_child_wakes_its_parent_with_the_result(desk: Desk, f
     found = fields_of(entry)
     assert found[f"end:{PACK}"] == f'finished {child} 2 json "label"'
     assert found["end:gather #1"].startswith("ended ")
-    assert note(desk, int(found["claim"]), PACK).children == [NotedChild(0, found[f"end:{PACK}"].encode())]
+    assert note(desk, int(found["claim"]), PACK).children == [NotedChild(0, far.q.base, found[f"end:{PACK}"].encode())]
 
 
 @pytest.mark.parametrize("how", ["fail", "cancel", "cancel waiting", "lost", "expired"])
@@ -470,7 +470,7 @@ async def test_a_failed_child_is_tried_again_unless_something_was_stored_after_i
     if compensated:
         assert noted.end is not None
         return
-    assert (noted, found[f"child:{PACK}"].split()[:2]) == (NotedChild(child, None), [str(child), "1"])
+    assert (noted, found[f"child:{PACK}"].split()[:2]) == (NotedChild(child, far.q.base, None), [str(child), "1"])
     end(desk, child, outcome="failed")  # a late copy of the end that was dropped
     assert f"end:{PACK}" not in active(desk)
     assert start(far, desk, after=child) == "created"

@@ -121,7 +121,7 @@ class Machine:
         if noted.status == "lost":
             self.runs.remove(run)
             return
-        for key, (after, end) in zip(CHILDREN, noted.children, strict=True):
+        for key, (after, _, end) in zip(CHILDREN, noted.children, strict=True):
             run.noted[key] = after
             if end is not None:
                 run.fields[f"end:{key}"] = end

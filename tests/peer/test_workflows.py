@@ -209,6 +209,50 @@ async def test_an_address_has_any_id_and_queue(new_mesh: NewMesh) -> None:
     assert any("~" in job.id for job in jobs[:2]), "the ids of one shard end in ~ and its tag"
 
 
+@pytest.mark.leaves("shards")
+@pytest.mark.parametrize("runs_in", ["loop", "thread"])
+async def test_jobs_that_were_started_run_once_though_their_queue_was_split_since(
+    new_mesh: NewMesh, runs_in: Any
+) -> None:
+    calls = list[int]()
+
+    def program(mesh: worqr.Mesh, **options: Any) -> worqr.Function[[], list[int]]:
+        @mesh.task(name="pack", **options)
+        def pack(line: int) -> int:
+            calls.append(line)
+            return line
+
+        def jobs() -> list[worqr.ChildJob[int]]:
+            return [pack.run(line) for line in range(6)]
+
+        async def fulfil() -> list[int]:
+            started = jobs()
+            await worqr.wait_for("approved", Approval)
+            return await worqr.gather(*started)
+
+        def in_a_thread() -> list[int]:
+            started = jobs()
+            worqr.wait_for_now("approved", Approval)
+            return worqr.gather_now(*started)
+
+        body: Any = fulfil if runs_in == "loop" else in_a_thread
+        return mesh.workflow(name="fulfil", result_ttl=60, runs_in=runs_in)(body)
+
+    old, new = new_mesh(), new_mesh()
+    fulfil, later = program(old), program(new, shards=4)
+    async with old.join():
+        await old.queue("pack").pause()
+        job = await fulfil.dispatch()
+        await suspended(job)
+    async with new.join():
+        again = later.job(job.id)
+        assert await again.send("approved", ADA) == "woke"
+        await suspended(again)
+        await new.queue("pack").resume()
+        assert await again.result(PATIENCE) == [0, 1, 2, 3, 4, 5]
+    assert sorted(calls) == [0, 1, 2, 3, 4, 5]
+
+
 async def test_a_value_of_another_type_is_set_aside_and_the_wait_goes_on(
     new_mesh: NewMesh, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -620,15 +620,22 @@ class Producer:
             await self._send_all([])  # an empty call is a checkpoint, too
         return stored
 
-    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """Send calls as jobs, in one round trip per thousand; return their handles, in the order of the calls."""
+    async def dispatch_many(
+        self, calls: Iterable[Call[R]], places: Mapping[str, QueueKeys] | None = None
+    ) -> list[Job[R]]:
+        """Send calls as jobs, in one round trip per thousand; return their handles, in the order of the calls.
+
+        Args:
+            calls: the calls.
+            places: the queue or the shard of the jobs of which it was decided before, by their ids.
+        """
         jobs: list[Job[R]] = []
         sending = 0
         late: NotReplicated | None = None
         try:
             for batch in self._batches(calls):
                 sending = len(batch)
-                found, late = await self._dispatch_batch(batch, late)
+                found, late = await self._dispatch_batch(batch, late, places=places)
                 jobs += [
                     handle_of(self._client, self._keys(call), found[position][0], call._results, at=found[position][1])
                     for position, call in enumerate(batch)
@@ -834,14 +841,18 @@ class Producer:
         return answers, late
 
     async def _dispatch_batch(
-        self, calls: Sequence[Call[Any]], late: NotReplicated | None, options_at: OptionsAt | None = None
+        self,
+        calls: Sequence[Call[Any]],
+        late: NotReplicated | None,
+        options_at: OptionsAt | None = None,
+        places: Mapping[str, QueueKeys] | None = None,
     ) -> tuple[Found, NotReplicated | None]:
         """Send calls as jobs; return the outcome of each, by its position, with its shard."""
         calls = [self._created(call) for call in calls]
         requests: list[tuple[str, Command[list[Dispatched]]]] = []
         positions: list[tuple[int, QueueKeys]] = []
         waiting: list[tuple[QueueKeys, float, list[Positioned]]] = []
-        for keys, of_shard in await self._by_shard(calls):
+        for keys, of_shard in await self._by_shard(calls, places):
             more: Mapping[str, object] = {} if options_at is None else await options_at(keys)
             positioned = [
                 (n, replace(call, _options={**call._options, **more}) if more else call) for n, call in of_shard
@@ -896,20 +907,23 @@ class Producer:
             raise at_max_length(f"queue {keys.display_name!r} is at its max_length: {len(left):,} jobs were not stored")
         return late
 
-    async def _by_shard(self, calls: Sequence[Call[Any]]) -> list[tuple[QueueKeys, list[Positioned]]]:
+    async def _by_shard(
+        self, calls: Sequence[Call[Any]], places: Mapping[str, QueueKeys] | None
+    ) -> list[tuple[QueueKeys, list[Positioned]]]:
         """Return the calls with their positions, by shard. All calls of one queue that have no id go to one shard."""
         found: list[tuple[QueueKeys, list[Positioned]]] = []
         sharding = self._client.sharding
         for name, of_queue in _grouped(enumerate(calls), lambda each: each[1].queue):
             queue = QueueKeys(self._client.settings.prefix, name)
             next_shard = await sharding.next_shard(queue)
-            if len(await sharding.shards(queue)) == 1:
+            if len(await sharding.shards(queue)) == 1 and not places:
                 found.append((next_shard, of_queue))
             else:
                 by_shard: dict[QueueKeys, list[Positioned]] = {}
                 for position, call in of_queue:
                     is_placed = "id" in call._options or "lane" in call._options
                     keys = await sharding.shard_for_job(queue, call._options) if is_placed else next_shard
+                    keys = places.get(str(call._options.get("id")), keys) if places else keys
                     by_shard.setdefault(keys, []).append((position, call))
                 found += by_shard.items()
         return found

@@ -385,12 +385,12 @@ local function drop_entries(fields, key)
 end
 
 -- note_children: notes in the record of a run which jobs it is about to start, so that their ends are stored there. It dispatches them
--- then, unless they have ended: also those that an earlier run has noted.
+-- then, unless they have ended: also those that an earlier run has noted, in the queue that was noted.
 -- ARGV[1] worker id
 -- ARGV[2] claim id
 -- ARGV[3..] keys key of the child, base of its queue, and its id, in turn; 1 to 1,000 children
--- RETURNS ok entry... (of each child: the `after` of its dispatch, and how it has ended, or false) | full (the job keeps too much:
---   nothing is noted) | lost
+-- RETURNS ok entry... (of each child: the `after` of its dispatch, the base of its queue, and how it has ended, or false) | full (the
+--   job keeps too much: nothing is noted) | lost
 -- RESEND safe: fenced by the claim; a child that is noted stays as it is
 -- FLAGS allow-oom
 local function note_children()
@@ -416,7 +416,7 @@ local function note_children()
       child, size = {after = 0, round = 0, base = base, id = id}, size + STEP_BYTES
       new['child:' .. key] = child_field(child)
     end
-    reply[#reply + 1] = {digits(child.after), task.job and redis.call('HGET', active, 'end:' .. key) or false}
+    reply[#reply + 1] = {digits(child.after), child.base, task.job and redis.call('HGET', active, 'end:' .. key) or false}
   end
   if size > MOST_KEPT then
     return {'full'}

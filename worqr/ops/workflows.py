@@ -168,9 +168,12 @@ class Child(NamedTuple):
 
 
 class NotedChild(NamedTuple):
-    """`after` is for the option `parent` of its dispatch. `end`: the field ``end:KEY``, if it has ended."""
+    """`after` is for the option `parent` of its dispatch, `base` that of the queue, or the shard, in which it was noted first.
+    `end`: the field ``end:KEY``, if it has ended.
+    """
 
     after: int
+    base: str
     end: bytes | None
 
 
@@ -187,7 +190,9 @@ def note_children(keys: QueueKeys, worker: str, claim: int, children: Sequence[C
 
     def read(reply: Reply) -> NotedChildren:
         word = read_word(reply)
-        return NotedChildren(word, [NotedChild(int(after), end) for after, end in reply[1:]])
+        return NotedChildren(
+            word, [NotedChild(int(after), base.decode("utf-8", "replace"), end) for after, base, end in reply[1:]]
+        )
 
     read_word = expect("ok", "full", "lost")
     args: tuple[Argument, ...] = (worker, claim, *[part for child in children for part in child])

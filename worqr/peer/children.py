@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -142,10 +142,10 @@ class Children:
                 await wait_done(done)
                 noted += _checked(done.result(), len(unsent))
             until = time.monotonic() + ROOM_WITHIN
-            for client, calls in self._calls(unsent, noted):
+            for client, calls, places in self._calls(unsent, noted):
                 while True:
                     try:
-                        await client.producer.dispatch_many(calls)
+                        await client.producer.dispatch_many(calls, places)
                         break
                     except QueueFull as error:
                         _check_patience(until, error)
@@ -161,10 +161,10 @@ class Children:
                 done = self._flow.run.host.note_children(self._flow.run, [sync(self._child, each) for each in some])
                 noted += _checked(done.result(), len(unsent))
             until = time.monotonic() + ROOM_WITHIN
-            for client, calls in self._calls(unsent, noted):
+            for client, calls, places in self._calls(unsent, noted):
                 while True:
                     try:
-                        sync(client.producer.dispatch_many, calls)
+                        sync(client.producer.dispatch_many, calls, places)
                         break
                     except QueueFull as error:
                         _check_patience(until, error)
@@ -186,16 +186,24 @@ class Children:
         shard = await child.client.sharding.shard_of_id(keys, id_)
         return Child(child.key, shard.base, id_)
 
-    def _calls(self, unsent: Sequence[_Unsent], noted: Sequence[NotedChild]) -> list[tuple[Client, list[Call[Any]]]]:
-        """Return the calls to dispatch, by client. A child that has ended meanwhile is not dispatched."""
-        found: dict[Client, list[Call[Any]]] = {}
+    def _calls(
+        self, unsent: Sequence[_Unsent], noted: Sequence[NotedChild]
+    ) -> Iterable[tuple[Client, list[Call[Any]], dict[str, QueueKeys]]]:
+        """Return the calls to dispatch, by client, and the place of each id: where it was noted first, also if its queue
+        was split since. A child that has ended meanwhile is not dispatched.
+        """
+        found: dict[Client, tuple[Client, list[Call[Any]], dict[str, QueueKeys]]] = {}
         for child, known in zip(unsent, noted, strict=True):
             if known.end is not None:
                 self._flow.note_end(child.key, End.read(known.end))
             else:
-                options = {**options_of(child.call), "id": self._id_of(child.key), "parent": self._parent(child, known)}
-                found.setdefault(child.client, []).append(replace(child.call, _options=options))
-        return list(found.items())
+                id_ = self._id_of(child.key)
+                options = {**options_of(child.call), "id": id_, "parent": self._parent(child, known)}
+                _, calls, places = found.setdefault(child.client, (child.client, [], {}))
+                calls.append(replace(child.call, _options=options))
+                if place := QueueKeys.of_base(child.client.settings.prefix, known.base):
+                    places[id_] = place
+        return found.values()
 
     def _parent(self, child: _Unsent, noted: NotedChild) -> dict[str, str]:
         run = self._flow.run

@@ -77,7 +77,7 @@ class _NoConsumer:
 
     def note_children(self, run: Run[Any], children: Sequence[Child]) -> Future[NotedChildren]:
         done: Future[NotedChildren] = Future()
-        done.set_result(NotedChildren("ok", [NotedChild(0, None) for _ in children]))
+        done.set_result(NotedChildren("ok", [NotedChild(0, child.base, None) for child in children]))
         return done
 
 

@@ -297,7 +297,9 @@ class RecordingProducer(Producer):
             await self.enqueue(call)
         return len(noted)
 
-    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+    async def dispatch_many(
+        self, calls: Iterable[Call[R]], places: Mapping[str, QueueKeys] | None = None
+    ) -> list[Job[R]]:
         """Record calls, and return their handles."""
         return [await self.dispatch(call) for call in calls]
 
