@@ -842,6 +842,37 @@ async def listed(aside: worqr.DeadLetters) -> int:
     return len(await aside.list())
 
 
+@pytest.mark.leaves("*")
+def test_a_producer_cancels_the_job_of_a_schedule_and_notes_no_outcome(users: Users) -> None:
+    desk = seated(users)
+    desk.dispatch("cron:s")
+    desk.client.hset(f"{desk.q.base}:fired", "s", "1 elsewhere")
+    users.grant("producer")
+    desk.client = users.by_hand("producer")
+    assert desk.call(ops.cancel_job(desk.q, "cron:s", "why")).waiting == 1
+    desk.client.close()
+    desk.client = users.client
+    assert desk.state().keys().isdisjoint({":job:cron:s", ":outcomes", ":done_fired"})
+
+
+@pytest.mark.leaves("*")
+def test_a_producer_that_says_to_be_a_workflow_gets_no_dead_letter_out(users: Users) -> None:
+    desk = seated(users)
+    option = {"base": desk.q.base, "id": "x", "life": "1", "key": "k", "after": "0"}
+    desk.enter("A")
+    desk.dispatch("x/k", parent=option)
+    [held] = desk.take("A", 1)
+    desk.fail("A", held)
+    before = desk.state()[f":aside:{held}"]
+    users.grant("producer")
+    desk.client = users.by_hand("producer")
+    assert desk.dispatch("x/k", parent={**option, "after": str(held)}).outcome == "created"
+    desk.client.close()
+    desk.client = users.client
+    assert desk.state()[f":aside:{held}"] == before
+    assert desk.client.zscore(desk.q.failed, held) is not None
+
+
 # A producer that is limited to some queues
 
 

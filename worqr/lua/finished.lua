@@ -259,7 +259,7 @@ end
 local function list_fired_changes(base)
   local done, n, fired_changes = base .. ':done_fired', 0, kept_changes.fired
   kept_changes.fired = nil
-  if not own(redis.pcall('ZCARD', done), '^NOPERM') then
+  if not permitted(redis.pcall('ZCARD', done)) then
     local unlisted = {}
     for i = 2, #fired_changes, 4 do
       unlisted[#unlisted + 1] = fired_changes[i]
@@ -798,7 +798,7 @@ local function list_kept()
   local start = rank and rank + 1 or ms and (own(redis.pcall('ZCOUNT', done, '(' .. ms, '+inf')) or 0) or 0
   local last = own(redis.pcall('ZCOUNT', done, since, '+inf')) or 0
   local page = start < last and redis.call('ZREVRANGE', done, start, math.min(start + budget, last) - 1, 'WITHSCORES') or {}
-  local fired = own(redis.pcall('ZREVRANGE', done_fired, 0, 1999, 'WITHSCORES'), '^NOPERM') or {}
+  local fired = permitted(redis.pcall('ZREVRANGE', done_fired, 0, 1999, 'WITHSCORES')) or {}
   local is_last = start + #page / 2 >= last
   local reply, room, unread, i, j = {'ok', after}, {left = max_bytes}, max_bytes, 1, 1
   while fired[j] and ms and not is_later(ms, entry, fired[j + 1], fired[j]) do

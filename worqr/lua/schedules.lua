@@ -43,8 +43,8 @@ local FIRING = 'cron:' -- before the name of a schedule: the id of its job
 -- A user who has no right to the keys notes nothing. Returns true if it is the job of a schedule that the queue knows.
 local function note_outcome(base, id, outcome, claim, nominal, error_type, text)
   local name, outcomes = string.sub(id, 6), base .. ':outcomes'
-  if own(redis.pcall('HEXISTS', base .. ':fired', name), '^NOPERM') ~= 1
-    and own(redis.pcall('HEXISTS', base .. ':schedules', name), '^NOPERM') ~= 1 then
+  if permitted(redis.pcall('HEXISTS', base .. ':fired', name)) ~= 1
+    and permitted(redis.pcall('HEXISTS', base .. ':schedules', name)) ~= 1 then
     return false
   end
   local now = now_ms()
@@ -52,7 +52,7 @@ local function note_outcome(base, id, outcome, claim, nominal, error_type, text)
   local first = table.concat({outcome, digits(now), began < 0 and '-1' or digits(math.max(0, now - began)),
     digits(whole_number(nominal, 0))}, ' ')
   local kept = table.concat({first, string.gsub(truncated(error_type), '%c', ' '), truncated(text)}, '\n')
-  if own(redis.pcall('HSET', outcomes, name, kept), '^NOPERM') then
+  if permitted(redis.pcall('HSET', outcomes, name, kept)) then
     redis.call('EXPIRE', outcomes, OUTCOMES_EXPIRE)
   end
   return true
@@ -61,7 +61,7 @@ end
 -- Lets the end of the job `id` of a schedule be noted that may never have fired. It blocks no firing.
 local function expect_outcome(base, id)
   local fired = base .. ':fired'
-  if own(redis.pcall('HSETNX', fired, string.sub(id, 6), '0 hand'), '^NOPERM') then
+  if permitted(redis.pcall('HSETNX', fired, string.sub(id, 6), '0 hand')) then
     redis.call('EXPIRE', fired, FIRED_EXPIRE)
   end
 end
@@ -541,10 +541,10 @@ local UNSERVED = 86400000 -- ms, a day: queues whose workers start with the work
 -- Returns the time (ms as text) of the job of a schedule that has waited for over a day in a queue that no worker serves now; else
 -- ''. A run that was missed and made up for has waited since it was enqueued: its number is the microsecond of that.
 local function unserved_since(queue, name, now)
-  if own(redis.pcall('HLEN', queue .. ':workers'), '^NOPERM') ~= 0 then
+  if permitted(redis.pcall('HLEN', queue .. ':workers')) ~= 0 then
     return ''
   end
-  local kept = own(redis.pcall('HMGET', queue .. ':job:' .. FIRING .. name, 'state', 'run_at', 'started', 'first'), '^NOPERM') or {}
+  local kept = permitted(redis.pcall('HMGET', queue .. ':job:' .. FIRING .. name, 'state', 'run_at', 'started', 'first')) or {}
   local run_at = whole_number(kept[2], now)
   local since = math.max(run_at, (tonumber(kept[4]) or 0) / 1000)
   return kept[1] == 'waiting' and not kept[3] and now - since >= UNSERVED and digits(run_at) or ''

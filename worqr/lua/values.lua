@@ -35,6 +35,11 @@ local function own(reply, ...)
   error(reply)
 end
 
+-- As own; nil also if the user has no right to the key, which each server says in words of its own.
+local function permitted(reply)
+  return own(reply, '^NOPERM', '^ERR ACL failure', '^ERR The user executing')
+end
+
 -- Adds `n` to the number in a field of a hash. Returns the sum. What is no number there, or too large a one, begins anew at `n`. A
 -- key of another type is an error.
 local function add_to(key, field, n)
