@@ -476,6 +476,64 @@ async def test_a_failed_child_is_tried_again_unless_something_was_stored_after_i
     assert start(far, desk, after=child) == "created"
 
 
+async def test_a_failed_child_is_put_back_with_its_parent_and_keeps_what_it_has_saved(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk, workflow=True, lifetime="60000")
+    child = ran(far)
+    far.call(ops.save_state(far.q, "B", child, 0, "print", b"json 7"))
+    far.call(ops.save_state(far.q, "B", child, 0, "weigh", b'failed ["Broken","no","",""]'))
+    far.fail("B", child)
+    await relay(desk, far)
+    desk.fail("A", held)
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    [held] = desk.take("A", 1)
+    assert note(desk, held, PACK).children == [NotedChild(child, far.q.base, None)]
+    before = far.state()[f":aside:{child}"]
+    assert start(far, desk, after=child) == "created"
+    assert start(far, desk, after=child) == "unchanged"
+    back = far.state()[f":job:x/{PACK}"]
+    for name in ("step:print", "life", "lives_until", "first", "parent", "above"):
+        assert back[name] == before[name]
+    assert "step:weigh" not in back
+    assert back["state"] == "waiting"
+    assert "failures" not in back
+    assert not far.client.exists(f"{far.q.base}:aside:{child}", far.q.failed, f"{far.q.base}:aside")
+    [again] = far.take("B", 1)
+    far.call(ops.finish_tasks(far.q, "B", [again]))
+    await relay(desk, far)
+    assert active(desk)[f"end:{PACK}"].startswith("finished ")
+
+
+@pytest.mark.parametrize(
+    "what", ["dropped", "over", "another life", "another number", "another id", "no task", "no record"]
+)
+async def test_a_failed_child_that_cannot_be_put_back_starts_anew(desk: Desk, far: Desk, what: str) -> None:
+    held, child = await failed_by_its_child(desk, far, BOOM, compensated=False)
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    [held] = desk.take("A", 1)
+    note(desk, held, PACK)
+    aside, life = f"{far.q.base}:aside:{child}", parent_record(desk)["life"]
+    match what:
+        case "dropped":
+            assert far.call(ops.drop_aside(far.q, "failed", [child])) == 1
+        case "over":
+            far.client.hset(aside, "lives_until", str(PAST))
+        case "another life":
+            life = str(int(life) + 1)
+        case "another number":
+            far.client.rename(aside, f"{far.q.base}:aside:{child + 1}")
+        case "no task":
+            far.client.hdel(aside, "task")
+        case "no record":
+            far.client.delete(aside)
+            far.client.set(aside, "of others")
+        case _:
+            far.client.hset(aside, "id", "another")
+    assert start(far, desk, after=child, life=life) == "created"
+    assert far.state()[f":job:x/{PACK}"]["first"] > str(child)
+
+
 async def test_a_wait_for_jobs_of_which_one_is_tried_again_is_open_again(desk: Desk, far: Desk) -> None:
     held = workflow(desk)
     note(desk, held, PACK)

@@ -1101,6 +1101,34 @@ async def test_a_step_that_is_told_to_wait_waits_before_its_next_try(new_mesh: N
     assert calls == ["ask"]
 
 
+async def test_a_workflow_that_is_put_back_puts_its_failed_job_back_which_pays_nothing_twice(new_mesh: NewMesh) -> None:
+    mesh, paid, is_broken = new_mesh(), list[int](), True
+
+    @mesh.step
+    async def charge(order: int) -> int:
+        paid.append(order)
+        return order
+
+    @mesh.workflow(name="pack")
+    async def pack(order: int) -> int:
+        payment = await charge(order)
+        if is_broken:
+            raise worqr.Failure("no paper")
+        return payment
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> int:
+        return await pack.run(7)
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        assert "no paper" in await failure_of(job)
+        is_broken = False
+        assert await fulfil.queue.failed.retry(job.id)
+        assert await job.result(PATIENCE) == 7
+    assert paid == [7]
+
+
 async def test_a_step_that_is_tried_again_after_a_put_back_holds_no_slot_between_its_tries(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

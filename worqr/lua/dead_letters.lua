@@ -261,6 +261,23 @@ local function put_back_alone(base, claim, fields, batch, seen, now)
   return ready
 end
 
+-- Stores a new job of a workflow, as create_job does. If the workflow was put back, and has dropped the failure of this job, its record
+-- is put back instead, so it keeps what it has saved. Not if its lifetime is over, nor without the right to change dead letters.
+local function create_child(base, id, o, task, number, asked, now, seen)
+  local claim, fields = o.parent.after, {}
+  if own(redis.pcall('HGET', base .. ':aside:' .. claim, 'parent')) == parent_field(o.parent) then
+    fields = read_hash(base .. ':aside:' .. claim)
+  end
+  if fields.id ~= id or not fields.task or whole_number(fields.lives_until, NEVER, NEVER) <= now
+    or not permitted(redis.pcall('ZREM', base .. ':failed', claim)) then
+    return create_job(base, id, o, task, number, asked, now, seen)
+  end
+  if fields.saved_size or fields.life then
+    drop_last_failures(fields)
+  end
+  return 'created', back_in_line(base, claim, fields, nil, seen, number, now)
+end
+
 -- list_aside: one page of the dead-letter queue, newest first, after the end of the last page.
 -- ARGV[1] kind failed or broken: which of the two lists
 -- ARGV[2] limit records; 0: only the number

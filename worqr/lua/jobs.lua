@@ -686,6 +686,8 @@ local function upsert(base, o, task, number, now, seen)
       forget_saved_of_other(base .. ':job:' .. id, task, number, o.lifetime and life_end(o, asked, now) or nil)
     end
     outcome, ready = update_job(base, id, o, task, number, asked, now, seen.job)
+  elseif o.parent then
+    outcome, ready = create_child(base, id, o, task, number, asked, now, seen)
   else
     outcome, ready = create_job(base, id, o, task, number, asked, now, seen)
   end
