@@ -604,10 +604,10 @@ class _Supervisor:
                 reason=_ended(code),
             )
             return
-        steady = time.monotonic() - worker.started >= STEADY_AFTER
-        self._failures = 0 if steady or code == 0 else self._failures
+        had_served = time.monotonic() - worker.started >= STEADY_AFTER or (code == 0 and bool(worker.status))
+        self._failures = 0 if had_served else self._failures
         self._restarted = f"the worker of process {worker.child.pid} {_ended(code)}"
-        if steady or code == 0:
+        if had_served:
             emit(
                 logger, "worker.restarted", "%(reason)s; starting another", reason=self._restarted, pid=worker.child.pid
             )
