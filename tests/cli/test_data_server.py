@@ -162,6 +162,14 @@ async def test_a_port_needs_a_password_and_the_password_is_not_in_the_list_of_pr
         assert b"s3" not in of_proc(server.pid, name)
 
 
+async def test_a_password_of_the_environment_is_one_line(start: Start, folder: Path) -> None:
+    server = start(WORQR_SERVER_PASSWORD="secret\nsave 1 1")
+    assert await server.ended(LONG) == 1
+    assert "WORQR_SERVER_PASSWORD must have the password, and nothing else, on one line" in server.errors
+    await serving(start(WORQR_SERVER_PASSWORD="secret\n"))  # as a file of a secret ends
+    assert at(folder, "secret").ping()
+
+
 def of_proc(pid: int, name: str) -> bytes:
     return Path(f"/proc/{pid}/{name}").read_bytes()
 

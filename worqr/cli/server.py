@@ -484,14 +484,12 @@ def _become(folder: Path, port: int, options: ProductionOptions) -> NoReturn:
 
 
 def _password(file: Path | None) -> str:
-    if file is None:
-        return os.environ.pop("WORQR_SERVER_PASSWORD", "")
     try:
-        text = file.read_text("utf-8").strip()
+        text = (os.environ.pop("WORQR_SERVER_PASSWORD", "") if file is None else file.read_text("utf-8")).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"cannot read the password: {error}") from None
-    if not text or "\n" in text:
-        raise CommandFailed(f"{file} must have the password, and nothing else, on one line")
+    if (file is not None and not text) or len(text.splitlines()) > 1:
+        raise CommandFailed(f"{file or 'WORQR_SERVER_PASSWORD'} must have the password, and nothing else, on one line")
     return text
 
 
