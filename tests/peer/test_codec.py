@@ -208,6 +208,29 @@ async def test_a_task_of_an_unknown_key_waits_for_a_worker_that_has_it(
         assert len([each for each in caplog.records if each.levelno == logging.ERROR]) == 1
 
 
+async def test_a_value_of_an_unknown_key_that_came_before_the_wait_waits_for_a_worker_that_has_it(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codecs, "TRY_AGAIN", 0.05)
+    old, both = new_mesh(codec=Fernet(OLD)), new_mesh(codec=Fernet([NEW, OLD]))
+
+    async def flow() -> str | None:
+        return await worqr.wait_for("go", str)
+
+    flows = [mesh.workflow(name="flow", result_ttl=60, retry=ONCE)(flow) for mesh in (old, both)]
+    async with old.connect(), both.connect():
+        job = await flows[0].dispatch()
+        assert await flows[1].job(job.id).send("go", "on") == "stored"
+
+        async def waited() -> bool:
+            return len((await old.queue("flow").read(job.id)).tries) > 0
+
+        async with old.join():
+            await eventually(waited, True)
+        async with both.join():
+            assert await flows[1].job(job.id).result(timeout=30) == "on"
+
+
 async def test_a_changed_value_is_undecodable(new_mesh: NewMesh) -> None:
     sealed, plain = new_mesh(codec=Signed(NEW)), new_mesh()
     async with sealed.connect():

@@ -24,9 +24,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from enum import IntEnum
@@ -948,10 +948,14 @@ class QueueConsumer:
             WrongKey: The mesh does not have the key. The task is to go back uncounted, until a worker has it.
             Undecodable: A value was changed, or is plain and must not be.
         """
-        if (values := self.values) is None:
-            return
+        if (values := self.values) is not None:
+            with self._telling_wrong_keys():
+                run.open(values)
+
+    @contextmanager
+    def _telling_wrong_keys(self) -> Generator[None]:
         try:
-            run.open(values)
+            yield
         except WrongKey as error:
             fields = {"queue": self.queue, "retry_in": round(TRY_AGAIN), "error": str(error)}
             self._throttle.error("", "codec.wrong_key", WRONG_KEY, **fields)
@@ -1280,6 +1284,9 @@ class HandlerConsumer(QueueConsumer):
             run: the run that was suspended.
             waits: for what it waits.
             ends: how the waits have ended: fields of the job's record.
+
+        Raises:
+            WrongKey, Undecodable: as `open_run`, of a value that was sent. The run still holds its claim.
         """
         if self.lifecycle.phase >= Phase.DRAINING or run.registration.dead:
             self._settles.give_back(self.keys, run.registration, [run.fence])
@@ -1287,7 +1294,8 @@ class HandlerConsumer(QueueConsumer):
             return
         ended = {name.encode(): value for name, value in ends.items()}
         if self.values is not None:
-            ended = opened_fields(ended, self.values)
+            with self._telling_wrong_keys():
+                ended = opened_fields(ended, self.values)
         record = run.resumed(waits, ended)
         again = self.run_class(
             self, run.registration, run.fence, [part for pair in record.items() for part in pair], monotonic()

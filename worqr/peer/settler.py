@@ -20,6 +20,7 @@ import trio
 from trio_util import RepeatedEvent
 
 from worqr import ops
+from worqr.codecs import WrongKey
 from worqr.command import Command, in_chunks
 from worqr.errors import ClaimLost, UsageError
 from worqr.history_records import OUTCOMES, RunCounts, waited_ms
@@ -33,7 +34,7 @@ from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.executors.offloaded import with_wrong_loop_remedy
 from worqr.peer.run import FULL, SETTLED, Run, encode_result
 from worqr.peer.task_log import log_failure, log_finished, log_late, log_snoozed, log_suspended, log_timeout
-from worqr.policy import Failure, RetryDecision, Snooze
+from worqr.policy import Failure, RetryDecision, Snooze, Undecodable
 from worqr.records import Outcome, RemoteError, StoredRun, encode_run
 from worqr.remote_error import error_from_text, with_stderr
 from worqr.tracebacks import format_error, is_a, one_line, text_of
@@ -160,9 +161,13 @@ class Settler:
         """Use the reply to a suspension. None: the server refuses it for now, or the worker is dead."""
         status = "" if reply is None else reply.status
         if reply is not None and status == "ready":  # a wait has ended meanwhile, and the claim is still held
-            run.host.resume(run, waits, reply.ends)
-            return
-        if status == "full":
+            try:
+                run.host.resume(run, waits, reply.ends)
+            except (WrongKey, Undecodable) as error:
+                self.fail_run(run, error)
+            else:
+                return
+        elif status == "full":
             self.fail_run(run, Failure(f"the workflow cannot keep its {len(waits)} waits: {FULL}"))
         elif status == "suspended":
             log_suspended(run, waits)
