@@ -2063,6 +2063,34 @@ async def test_the_lifetime_ends_all_waits(new_mesh: NewMesh) -> None:
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
+async def test_the_lifetime_ends_the_tries_of_a_step(new_mesh: NewMesh, in_thread: bool) -> None:
+    mesh, calls = new_mesh(), list[str]()
+    policy = worqr.RetryPolicy(max_failures=20, min_backoff=3600)
+
+    def fail() -> None:
+        calls.append("ask")
+        raise ConnectionError("away")
+
+    async def fail_here() -> None:
+        fail()
+
+    ask: Any = mesh.step(name="ask", retry=policy)(fail if in_thread else fail_here)
+
+    def wait() -> None:
+        ask()
+
+    async def wait_here() -> None:
+        await ask()
+
+    fulfil: Any = mesh.workflow(name="fulfil", result_ttl=60, lifetime=0.3, keep_failed=0)(
+        wait if in_thread else wait_here
+    )
+    async with mesh.join():
+        assert "the lifetime of this workflow is over" in await failure_of(await fulfil.dispatch())
+    assert calls == ["ask"]
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
 async def test_a_run_that_waits_for_room_gives_its_slot_to_the_jobs_that_make_room(
     new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch, in_thread: bool
 ) -> None:

@@ -843,6 +843,7 @@ class Step(Generic[P, R]):
 
         Raises:
             StepFailed: The retry policy of the step allows no further try, in this run or in an earlier one.
+            LifetimeOver: The `lifetime` of the workflow is over, and the step waited for its next try.
             UsageError: In a workflow: another task of the run makes the same call; an argument is not JSON; or as `worqr.step`.
         """
         run = current_run.get(None)

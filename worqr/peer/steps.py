@@ -26,6 +26,7 @@ from worqr.argument_codec import Changed, Check, annotated, arrival_of, check_kn
 from worqr.errors import UsageError
 from worqr.log_events import emit
 from worqr.ops import Wait
+from worqr.peer.children import check_lifetime
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import IN_MEMORY, RETRY_OF, Run, Save, Tries, check_step, current_run, encode_step
 from worqr.policy import Policy, StepFailed, decide_retry
@@ -298,13 +299,20 @@ class _Step(Generic[R]):
             self.run.check_wait()
 
     def _wait(self) -> Wait | None:
-        """Return the wait for the next try; None if it is over, if it is soon, or if the run is not of a workflow."""
+        """Return the wait for the next try; None if it is over, if it is soon, or if the run is not of a workflow.
+
+        Raises:
+            LifetimeOver: the lifetime of the workflow has ended it.
+        """
         if self._flow is None:
             return None
         key = f"{RETRY_OF}{self._name} #{self._state.tries_of(self._name).number}"
+        if (end := self._flow.ended(key)) is not None:
+            check_lifetime(end)
+            return None
         if self._pause is None:  # the run was woken by another wait
             return Wait(key, "sleep", in_ms=0) if self._flow.is_open(key) else None
-        if self._pause < IN_MEMORY or self._flow.ended(key) is not None:
+        if self._pause < IN_MEMORY:
             return None
         return Wait(key, "sleep", in_ms=round(self._pause * 1000))
 
