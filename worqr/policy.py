@@ -40,6 +40,8 @@ from worqr.validation import (
 MAX_TIMEOUTS: Final = 3
 UNLIMITED: Final = 999_999_999_999_999
 """A count that stands for no limit in records, in scripts and in a `Policy`: the largest one that a record can have."""
+NO_TRIES: Final = 0
+"""The `max_failures` of a step without a retry policy: the error of its try is that of the run."""
 MIN_BACKOFF: Final = 2.0
 MAX_BACKOFF: Final = 300.0
 MOST_POLICY_DIGITS: Final = 15

@@ -1224,8 +1224,8 @@ async def test_a_step_takes_at_most_its_timeout(new_mesh: NewMesh) -> None:
     async def fulfil() -> str:
         try:
             await slow()
-        except worqr.StepFailed as error:
-            return error.error.type
+        except TimeoutError as error:
+            return type(error).__name__
         return ""
 
     on_trio = mesh.workflow(name="on Trio", result_ttl=60)(fulfil)
@@ -1236,6 +1236,25 @@ async def test_a_step_takes_at_most_its_timeout(new_mesh: NewMesh) -> None:
             assert await job.result(PATIENCE) == "TimeoutError"
     with pytest.raises(worqr.UsageError, match="declare it async"):
         mesh.step(name="plain", timeout=1)(lambda: None)
+
+
+async def test_the_error_of_a_step_with_a_timeout_alone_is_that_of_the_run(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[int]()
+
+    @mesh.step(name="ask", timeout=60)
+    async def ask() -> str:
+        calls.append(worqr.current().run)
+        if len(calls) == 1:
+            raise ConnectionError("away")
+        return "asked"
+
+    @mesh.workflow(name="fulfil", result_ttl=60, retry=QUICK)
+    async def fulfil() -> str:
+        return await ask()
+
+    async with mesh.join():
+        assert await (await fulfil.dispatch()).result(PATIENCE) == "asked"
+    assert calls == [1, 2]
 
 
 # Jobs that a workflow starts

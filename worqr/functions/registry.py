@@ -41,7 +41,7 @@ from worqr.inside import current_run, definition_of, options_of
 from worqr.job_options import Keep, NoSuchOption, schedule_options
 from worqr.keys import PUBLISH, check_name
 from worqr.limits import Lanes, Limit
-from worqr.policy import Policy, RetryPolicy
+from worqr.policy import NO_TRIES, Policy, RetryPolicy
 from worqr.records import Failed
 from worqr.validation import Seconds, check_text, has_controls, importable_name, seconds
 
@@ -811,8 +811,10 @@ class Step(Generic[P, R]):
         self._name = name
         self._key: str | None = None
         self._policy: Policy | None = None
-        if retry is not None or timeout is not None:
-            self._policy = policy_for(retry or RetryPolicy(max_failures=1), timeout=timeout)
+        if retry is not None:
+            self._policy = policy_for(retry, timeout=timeout)
+        elif timeout is not None:
+            self._policy = Policy(max_failures=NO_TRIES, timeout=seconds(timeout, "timeout", positive=True))
         _check_controls(name, self._policy)
         self._codec = ArgumentCodec(fn, name)
 

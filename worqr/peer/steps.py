@@ -29,7 +29,7 @@ from worqr.ops import Wait
 from worqr.peer.children import check_lifetime
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import IN_MEMORY, RETRY_OF, Run, Save, Tries, check_step, current_run, encode_step
-from worqr.policy import Policy, StepFailed, decide_retry
+from worqr.policy import NO_TRIES, Policy, StepFailed, decide_retry
 from worqr.records import RemoteError
 from worqr.remote_error import remote_error
 from worqr.validation import encode_json, returns_coroutine
@@ -91,7 +91,7 @@ async def take_step(
             try:
                 value = await _limited(fn(*args, **kwargs), policy)
             except Exception as error:
-                if policy is None:
+                if policy is None or policy.max_failures == NO_TRIES:
                     raise
                 await wait_done(done := begun.send(begun.failed(error, policy)))
                 begun.note_failed(done)
