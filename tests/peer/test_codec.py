@@ -58,7 +58,8 @@ class Everywhere:
         async def work(value: str) -> str:
             worqr.state({"at": value})
             await worqr.current().save(value.encode())
-            assert await worqr.step("once", lambda: value) == value
+            for name in ("once", "@once"):
+                assert await worqr.step(name, lambda: value) == value
             look()
             return value
 

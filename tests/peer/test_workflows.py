@@ -806,10 +806,11 @@ def test_a_name_that_is_not_one_of_a_job_is_refused(name: Any) -> None:
 # Steps
 
 
-async def test_a_step_with_a_policy_is_tried_again_and_keeps_its_tries(new_mesh: NewMesh) -> None:
+@pytest.mark.parametrize("name", ["charge", "@charge"])
+async def test_a_step_with_a_policy_is_tried_again_and_keeps_its_tries(new_mesh: NewMesh, name: str) -> None:
     mesh, calls = new_mesh(), list[str]()
 
-    @mesh.step(name="charge", retry=worqr.RetryPolicy(max_failures=3, min_backoff=0))
+    @mesh.step(name=name, retry=worqr.RetryPolicy(max_failures=3, min_backoff=0))
     async def charge(what: str) -> str:
         calls.append(what)
         if calls.count(what) < 3:

@@ -1133,7 +1133,7 @@ end
 -- ARGV[1] worker id
 -- ARGV[2] claim id
 -- ARGV[3] number of the save, higher than that of the save before it; of a step 0, for a failed try of it the number of the try,
---   and 1 to replace what a step has whose name begins with @
+--   and 1 to replace what the step @errors has
 -- ARGV[4] step its name; empty: bytes are saved
 -- ARGV[5] value the bytes, or the kind of the step's result, a space and its value; of a try how it failed
 -- ARGV[6] progress 1: the run has asked for all entries that it found; if the step is new, the counters of the job begin anew. Of bytes: they
@@ -1154,7 +1154,7 @@ local function save_state()
   if not item then
     return {'lost'}
   end
-  local id, replaces = job_id(item), number == 1 and string.sub(step, 1, 1) == '@'
+  local id, replaces = job_id(item), number == 1 and step == '@errors'
   local is_try = step ~= '' and number > 0 and not replaces
   local field = step == '' and 'saved' or (is_try and 'try:' or 'step:') .. step
   value = is_try and digits(number) .. ' ' .. value or value

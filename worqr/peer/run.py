@@ -62,8 +62,8 @@ MAX_STEP_NAME: Final = 200
 
 _MAKING: Final = threading.Lock()
 _STEP: Final = b"step:"
-_INTERNAL: Final = b"step:@"
-"""The start of the fields in which worqr itself saves something."""
+_INTERNAL: Final = b"step:" + TRACEBACKS_STEP.encode()
+"""The field in which worqr itself saves something."""
 _END: Final = b"end:"
 _NAMED: Final = (b"step:", b"end:", b"try:", b"wait:", b"child:")
 _TRY: Final = b"try:"
@@ -153,7 +153,7 @@ def opened_fields(record: Mapping[bytes, bytes], values: StoredValues) -> dict[b
     for name, stored in record.items():
         if name in {b"task", b"saved"}:
             found[name] = values.decode(stored)
-        elif name.startswith(_STEP) and not name.startswith(_INTERNAL):
+        elif name.startswith(_STEP) and name != _INTERNAL:
             found[name] = values.decode_tagged(stored)
         elif name.startswith(_END):
             found[name] = opened_end(name.removeprefix(_END), stored, values)
@@ -183,7 +183,7 @@ def sealed_save(save: Save, values: StoredValues) -> Save:
     Raises:
         UsageError: the codec cannot encode it.
     """
-    if save.refused or save.step.startswith("@") or (save.step and save.number):
+    if save.refused or save.step == TRACEBACKS_STEP or (save.step and save.number):
         return save
     return save._replace(value=values.encode_tagged(save.value) if save.step else values.encode(save.value))
 
@@ -235,7 +235,7 @@ class SavedState:
         self._unsaved: set[str] = set()
         self._begun: set[str] = set()
         ends = [name for name in self._ends if not name.startswith(RETRY_OF)]
-        self._unasked: set[str] = {name for name in (*self._steps, *ends) if not name.startswith("@")}
+        self._unasked: set[str] = {name for name in (*self._steps, *ends) if name != TRACEBACKS_STEP}
 
     @property
     def saved(self) -> bytes | None:
@@ -278,7 +278,7 @@ class SavedState:
             if not save.step:
                 if save.number > self._stored:
                     self._stored, self._saved = save.number, save.value
-            elif save.number == 0 or save.step.startswith("@"):
+            elif save.number == 0 or save.step == TRACEBACKS_STEP:
                 self._steps[save.step] = save.value
                 self._unsaved.discard(save.step)
             else:
@@ -510,8 +510,8 @@ class Save(NamedTuple):
     """What a run saves: bytes, the result of a step, or a failed try of one."""
 
     number: int
-    """Grows with each save of bytes; for a step, the number of its failed try, 0 for its result; 1 to replace what a step has
-    whose name begins with @.
+    """Grows with each save of bytes; for a step, the number of its failed try, 0 for its result; 1 to replace what
+    `TRACEBACKS_STEP` has.
     """
     step: str
     """The name of the step; empty for bytes."""
