@@ -240,6 +240,22 @@ def test_a_plain_job_gets_its_life_at_its_first_suspension(desk: Desk) -> None:
     assert send(desk) == "woke"
 
 
+@pytest.mark.parametrize("task", [b"a", b"other"])
+def test_what_was_blocked_by_a_run_that_is_suspended_runs_if_its_payload_is_another(desk: Desk, task: bytes) -> None:
+    held = desk.run("A", "x")
+    assert desk.dispatch("x", task).outcome == "blocked"
+    assert suspend(desk, held, APPROVED).status == "suspended"
+    if task == b"a":
+        assert job_of(desk)["state"] == "suspended"
+        assert send(desk) == "woke"
+    else:
+        assert "open" not in (found := job_of(desk))
+        assert (found["state"], found["life"]) == ("waiting", found["last"])
+    [again] = desk.take("A", 1)
+    assert again > held
+    assert active(desk)["task"] == task.decode()
+
+
 @pytest.mark.parametrize("how", ["other", "stranger", "swept", "stopped", "finished", "empty"])
 def test_only_the_run_that_holds_the_claim_suspends(desk: Desk, how: str) -> None:
     held = workflow(desk)

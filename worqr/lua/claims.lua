@@ -384,7 +384,7 @@ local function requeue(base, claim, task, release, policy, now)
     add_twin(base, changes.twin, task.id)
   end
   write_hash(job, changes)
-  if release.suspended_until then
+  if release.suspended_until and redis.call('HEXISTS', job, 'open') == 1 then -- not if a blocked job has replaced its payload
     return set_suspended(base, task.id, task.fields.lane, release.suspended_until, release.look_at, now), task.id
   end
   return put_back(base, task, run_at, now, front, changes.suspect), task.id
@@ -755,6 +755,7 @@ local function merge_saved(key, fields, blocked, changes)
   local is_other = blocked.task ~= fields.task
   if is_other and (fields.saved_size or fields.life) then
     forget_saved(key)
+    changes.life = fields.life and blocked.last
   end
   if is_other or not fields.saved_size then
     copy_saved(blocked, changes)
