@@ -495,6 +495,22 @@ async def test_a_run_is_not_suspended_while_another_task_of_it_works(new_mesh: N
         assert await approved(job) == ADA
 
 
+async def test_a_run_goes_on_that_cancels_a_task_of_it_which_waits(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> Approval | None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worqr.sleep, 3600)
+            approval = await worqr.wait_for("approved", Approval)
+            nursery.start_soon(partial(worqr.sleep, 3600, name="before the next reminder"))
+            nursery.cancel_scope.cancel()
+        return approval
+
+    async with mesh.join():
+        assert await approved(await fulfil.dispatch()) == ADA
+
+
 async def test_a_run_is_suspended_although_a_middleware_has_tasks(new_mesh: NewMesh) -> None:
     async def beating(_: worqr.Context, call_next: Callable[[], Awaitable[object]]) -> object:
         async with trio.open_nursery() as nursery:
