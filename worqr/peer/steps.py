@@ -110,16 +110,23 @@ async def _limited(value: Any, policy: Policy | None) -> Any:
     limit = None if policy is None else policy.timeout
     if limit is None:
         return await value
+    late = TimeoutError(f"the step took longer than {limit:g} s")
     if trio.lowlevel.in_trio_task():
         with trio.move_on_after(limit) as scope:
             return await value
         if scope.cancelled_caught:
-            raise TimeoutError(f"the step took longer than {limit:g} s")
+            raise late
         return None  # the function swallowed something
     import asyncio
 
-    async with asyncio.timeout(limit):
-        return await value
+    timer = asyncio.timeout(limit)
+    try:
+        async with timer:
+            return await value
+    except TimeoutError:
+        if timer.expired():
+            raise late from None
+        raise
 
 
 def step_now(name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
