@@ -116,11 +116,15 @@ async def test_in_a_process_a_run_that_keeps_its_claim_finds_what_was_saved(new_
     mesh, path = new_mesh(), tmp_path / "calls"
     mesh.include(keeping)
     function: Any = mesh.functions["goes on in a process"]
+    further: Any = mesh.functions["gets further in a process"]
     async with mesh.connect():
         job = await function.dispatch(str(path), 7)
-        assert await job.send("approved", ADA) == "stored"
+        other = await further.dispatch(str(tmp_path / "others"))
+        for each in (job, other):
+            assert await each.send("approved", ADA) == "stored"
     async with mesh.join():
         assert await function.job(job.id).result(PATIENCE) == ("paid 7 ada", b"half", 1)
+        assert await further.job(other.id).result(PATIENCE) is False
     assert path.read_text() == "7\ntried\ntried\n"
 
 

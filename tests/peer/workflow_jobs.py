@@ -91,6 +91,22 @@ def goes_on_in_a_process(path: str, order: int) -> tuple[str, bytes | None, int]
     return f"{paid} {approval.by}", worqr.current().saved, worqr.current().run
 
 
+@keeping.workflow(
+    name="gets further in a process",
+    runs_in="process",
+    result_ttl=60,
+    retry=worqr.RetryPolicy(max_failures=2, min_backoff=0),
+)
+def gets_further_in_a_process(path: str) -> bool:
+    """The first run fails. The second one finds what it waits for, so the third one has its claim."""
+    with open(path, "a") as file:
+        file.write("run\n")
+    if Path(path).read_text().count("run") == 1:
+        raise ValueError("no")
+    worqr.wait_for_now("approved", Approval)
+    return worqr.current().last_attempt
+
+
 @registry.workflow(name="swallows in a process", runs_in="process", result_ttl=60, keep_failed=0)
 def swallows_in_a_process() -> str:
     try:

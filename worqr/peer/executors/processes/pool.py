@@ -733,6 +733,7 @@ def _request(function: Name, run: Run[RunHost], carrier: dict[str, str]) -> RunR
         calls,
         hides_arguments=run.host.hides_arguments,
         deploy=run.host.deploy,
+        progressed=run.progressed,
     )
 
 

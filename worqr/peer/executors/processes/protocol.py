@@ -169,7 +169,7 @@ class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """One run: the claim's entry from the start's reply, and the options of its handler. `base`: of the keys of its queue.
     `id_suffix`: the suffix of the ids that are generated there. `left`: seconds to its deadline. `carrier`: the context of its
     trace. `calls`: claims and entries of the calls of a list handler; None: it is no list handler. `hides_arguments`,
-    `deploy`: as in `RunHost`.
+    `deploy`: as in `RunHost`. `progressed`: as in `Run`, of a run that keeps the claim of the one before.
     """
 
     function: Name
@@ -184,6 +184,7 @@ class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     calls: list[tuple[int, bytes | list[bytes]]] | None
     hides_arguments: bool = False
     deploy: int = 0
+    progressed: bool = False
 
 
 class Progressed(msgspec.Struct, tag=True, array_like=True, frozen=True):

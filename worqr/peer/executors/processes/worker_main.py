@@ -445,6 +445,8 @@ class RunLoop:
         run = run_of(host, request)
         if request.left is not None:
             Timer(run, time.monotonic() + request.left)
+        if request.progressed:
+            run.note_progress()
         current_run.set(run)
         try:
             handler = self._handler(request.function, workflow=request.policy.workflow)
