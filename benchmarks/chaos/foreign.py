@@ -44,7 +44,8 @@ FIELDS: Final = (
         "claim",
         "worker",
     ),
-    *("life", "lives_until", "open", "entries", "parent", "follow", "last_failed", "events:go", "event:1:go"),
+    *("life", "lives_until", "lifetime", "open", "entries"),
+    *("parent", "follow", "last_failed", "events:go", "event:1:go"),
     *("wait:sleep", "end:sleep", "child:a", "try:a", "step:a"),
     *("progress", "message", "cancel_reason", "update_data", "update_low", "update_high", "failed", "task"),
 )

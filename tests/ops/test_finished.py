@@ -375,6 +375,16 @@ def test_a_kept_job_runs_again_as_a_new_one(desk: Desk) -> None:
     assert kept(desk) == []
 
 
+@pytest.mark.parametrize("how", ["finished", "failed", "cancelled while it waits", "cancelled while it runs"])
+def test_a_kept_workflow_runs_again_as_a_workflow_with_its_lifetime(desk: Desk, how: str) -> None:
+    end(desk, how, workflow=True, lifetime="1000", **keep())
+    again = desk.call(ops.run_again(desk.q, kept(desk)[0].number, "r" * 22))
+    record = desk.state()[f":job:{again.id}"]
+    assert (record["life"], record["lifetime"]) == (str(again.number), "1000")
+    assert int(record["lives_until"]) == int(record["run_at"]) + 1000
+    assert desk.call(ops.send_event(desk.q, again.id, "approved", b"none ")).status == "stored"
+
+
 def test_the_job_of_a_failure_handler_has_the_tags_of_the_task(desk: Desk) -> None:
     desk.enter("A", on_failure=True)
     desk.dispatch("x", tags="red")

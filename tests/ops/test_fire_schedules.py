@@ -56,7 +56,7 @@ def test_puts_the_job_of_the_schedule_in_line(desk: Desk, overlap: str) -> None:
 def test_a_workflow_has_a_life_and_its_end_from_the_first_moment_on(desk: Desk) -> None:
     later = now(desk) + 60_000
     assert desk.call(fire(desk, run_at=later, workflow=True, lifetime_ms=1000)) == "ok"
-    more = {"life": str(claim(1)), "lives_until": str(later + 1000)}
+    more = {"life": str(claim(1)), "lives_until": str(later + 1000), "lifetime": "1000"}
     assert desk.state()[":job:cron:s"] == job(desk, "due", T, 1, run_at=str(later), **more)
 
 

@@ -669,7 +669,7 @@ end
 local MOST_SAVED = 262144
 local MOST_KEPT = 1048576
 local STEP_BYTES = 1024 -- that a step counts at least, so that no record has more than 1,024 steps
-local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open last_failed value began_with rewinds '
+local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until lifetime open last_failed value began_with rewinds '
 local PREFIXES_OF_LIFE = ' step try wait event events refused child end at '
 local LARGE_PREFIXES = ' step try event refused child end at '
 
@@ -701,13 +701,13 @@ local function forget_saved(key)
 end
 
 -- Deletes what was saved from the record `key` if it has another payload than `task`, which replaces it: what a run saved belongs
--- to its payload. A new life begins with the dispatch `number`. `lives_until`: ms as text, if the life has an end.
-local function forget_saved_of_other(key, task, number, lives_until)
+-- to its payload. A new life begins with the dispatch `number`. `lives_until`, `lifetime`: ms as text, if the life has an end.
+local function forget_saved_of_other(key, task, number, lives_until, lifetime)
   if redis.call('HGET', key, 'task') ~= task then
     local is_workflow = redis.call('HEXISTS', key, 'life') == 1
     forget_saved(key)
     if is_workflow then
-      write_hash(key, {life = number, lives_until = lives_until})
+      write_hash(key, {life = number, lives_until = lives_until, lifetime = lifetime})
     end
   end
 end

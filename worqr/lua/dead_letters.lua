@@ -134,7 +134,7 @@ local function store_failure(base, task, failure, ttl, ended, is_firing)
     for i, name in ipairs(KEPT_FIELDS) do
       values[i] = fields[name] or false
     end
-    error = with_ended(error, {fields.job_ended or false, fields.batch_ended or false})
+    error = with_needed(error, fields)
     keep_job(base, task.id, values, fields, 'failed', error, failure.kind == 'broken' and 1 or 0)
   end
 end

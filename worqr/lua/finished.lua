@@ -30,6 +30,7 @@ local FILED_BYTES = 200 -- that an id or a tag takes beside the names in it
 local HOUR_MS = 3600000 -- by which an expiry is set too late, so that it is not set again at each end
 local KEPT_FIELDS = {'task', 'meta', 'lane', 'run_at', 'claim', 'worker', 'failures', 'stalls', 'timeouts', 'progress', 'message', 'tries'}
 local ENDED = {'job_ended', 'batch_ended'} -- fields of a follow-up: what has ended
+local NEEDED = {'job_ended', 'batch_ended', 'life', 'lifetime'} -- by a run again, of a follow-up or of a workflow
 local KEPT_FACTS = {'first', 'last', 'done', 'tags', 'id', 'outcome', 'ended', 'attempts', 'cut'}
 
 -- Returns the names in a field `tags`, at most MOST_TAGS.
@@ -297,12 +298,12 @@ local function list_kept_changes(base)
   end
 end
 
--- Returns `facts` with what a follow-up was told, the values of ENDED, without which it cannot run again.
-local function with_ended(facts, told)
+-- Returns `facts` with the fields NEEDED of a job, whose values are in the table `fields`.
+local function with_needed(facts, fields)
   local more = {unpack(facts)}
-  for i, name in ipairs(ENDED) do
-    if told[i] then
-      more[#more + 1], more[#more + 2] = name, told[i]
+  for _, name in ipairs(NEEDED) do
+    if fields[name] then
+      more[#more + 1], more[#more + 2] = name, fields[name]
     end
   end
   return more
@@ -368,10 +369,13 @@ local function note_end(base, id, key, kept, outcome, facts)
   if not kept.done or outcome == 'gone' then
     return not kept.result and remove_tags(base, kept.tags, kept.first or '', id)
   end
-  local values = own(redis.pcall('HMGET', key, unpack(KEPT_FIELDS)))
+  local values = own(redis.pcall('HMGET', key, 'life', 'lifetime', unpack(KEPT_FIELDS)))
   if values then
-    if string.find(id, '^@.+%.') then -- a follow-up
-      facts = with_ended(facts, redis.call('HMGET', key, unpack(ENDED)))
+    local life, lifetime = table.remove(values, 1), table.remove(values, 1)
+    local is_follow_up = string.find(id, '^@.+%.')
+    if life or is_follow_up then
+      local ended = is_follow_up and redis.call('HMGET', key, unpack(ENDED)) or {}
+      facts = with_needed(facts, {life = life, lifetime = lifetime, job_ended = ended[1], batch_ended = ended[2]})
     end
     keep_job(base, id, values, kept, outcome, facts, kept.uncounted)
   end
@@ -685,7 +689,7 @@ local function drop_kept_jobs()
 end
 
 -- run_again: dispatches the payload of a kept job once more, as a new job with a new id, with the same meta, lane and tags; of a
--- follow-up with what had ended. Its retry settings and timeout are those of the handler.
+-- follow-up with what had ended, of a workflow with its lifetime. Its retry settings and timeout are those of the handler.
 -- ARGV[4] number of the dispatch that created the kept job
 -- ARGV[5] random characters for the new id
 -- RETURNS ok id number | gone | cut (its payload was too large to be kept) | late
@@ -702,9 +706,9 @@ local function run_again()
     return {kept.id and 'cut' or 'gone'}
   end
   local done = kept.done ~= OF_SCHEDULE and kept_bounds(kept.done) and kept.done or nil
-  local o = {random = random, lane = is_lane(kept.lane) and kept.lane or nil, done = done}
-  for _, name in ipairs({'meta', 'tags'}) do -- another program may have spoilt them
-    o[name] = kept[name] and valid_option(name, kept[name]) and kept[name] or nil
+  local o = {random = random, lane = is_lane(kept.lane) and kept.lane or nil, done = done, workflow = kept.life and true}
+  for _, name in ipairs({'meta', 'tags', 'lifetime'}) do -- another program may have spoilt them
+    o[name] = kept[name] and valid_option(OPTION_KINDS[name], kept[name]) and kept[name] or nil
   end
   local wrong = invalid_job(o, kept.task, false)
   if wrong then

@@ -616,7 +616,8 @@ local function create_job(base, id, o, task, number, asked, now, seen)
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane,
     parent = o.parent and parent_field(o.parent) or nil, above = o.parent and o.parent.above or nil, life = o.workflow and number or nil,
-    lives_until = o.lifetime and life_end(o, asked, now) or nil, latest = o.at_most and digits(now + o.at_most), keep = o.keep and '1' or nil,
+    lives_until = o.lifetime and life_end(o, asked, now) or nil, lifetime = o.lifetime,
+    latest = o.at_most and digits(now + o.at_most), keep = o.keep and '1' or nil,
     batch = o.batch and enter_batch(o.batch, id) or nil, done = o.done, tags = o.tags}
   if o.fields then
     for name, value in pairs(o.fields) do
@@ -683,7 +684,8 @@ local function upsert(base, o, task, number, now, seen)
   local asked = o.run_at or now + (o.delay or 0)
   if seen.job then
     if seen.job.has_saved and o.data ~= false then
-      forget_saved_of_other(base .. ':job:' .. id, task, number, o.lifetime and life_end(o, asked, now) or nil)
+      local lives_until = o.lifetime and life_end(o, asked, now) or nil
+      forget_saved_of_other(base .. ':job:' .. id, task, number, lives_until, o.lifetime)
     end
     outcome, ready = update_job(base, id, o, task, number, asked, now, seen.job)
   elseif o.parent then
