@@ -528,7 +528,9 @@ class QueueKeys:
         return f"{self.base}:twins:{digest}"
 
     def ended(self, id: str) -> str:
-        """STRING: how a child of a workflow ended, as the message that tells its parent (msgpack); expires after an hour."""
+        """STRING: how a child of a workflow ended, as the message that tells its parent (msgpack); expires after an hour, or 30
+        days if the child was put back.
+        """
         return f"{self.base}:ended:{id}"
 
     def dead_letter(self, claim: int) -> str:

@@ -457,6 +457,34 @@ async def test_a_failed_child_that_was_put_back_before_its_parent_ends_once_more
     assert compensated or found["saved_size"] == str(KIB)
 
 
+async def test_a_failed_child_that_was_put_back_while_its_parent_waited_for_others_ends_once(
+    desk: Desk, far: Desk
+) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK, "other")
+    start(far, desk)
+    suspend(desk, held, BOTH)
+    child = ran(far)
+    far.call(ops.fail_task(far.q, "B", child, BOOM))
+    await relay(desk, far)
+    assert far.call(ops.retry_aside(far.q, "failed", [child])) == 1
+    far.call(ops.finish_tasks(far.q, "B", far.take("B", 1)))
+    await relay(desk, far)
+    assert job_of(desk)[f"end:{PACK}"].startswith("failed ")  # the first end counts
+    end(desk, child, key="other")
+    [held] = desk.take("A", 1)
+    desk.fail("A", held)
+    left: Any = far.client.pttl(f"{far.q.base}:ended:x/{PACK}")
+    assert left > 29 * 86_400_000
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    [held] = desk.take("A", 1)
+    [noted] = note(desk, held, PACK).children
+    assert start(far, desk, after=noted.after) == "unchanged"
+    assert far.client.pttl(f"{far.q.base}:ended:x/{PACK}") > 29 * 86_400_000
+    await relay(desk, far)
+    assert active(desk)[f"end:{PACK}"].startswith("finished ")
+
+
 @pytest.mark.parametrize("compensated", [False, True])
 async def test_a_failed_child_is_tried_again_unless_something_was_stored_after_it(
     desk: Desk, far: Desk, compensated: bool

@@ -7,6 +7,7 @@
 -- outbox that it was in: the end of a child counts if the parent has noted it in that queue.
 
 local CHILD_EXPIRE = 3600000 -- ms for which an end is remembered
+local AGAIN_EXPIRE = 2592000000 -- ms, 30 days: of a job that was put back, whose parent may be put back later
 local MOST_CHILDREN = 1000 -- that one request notes
 local END_BYTES = 65536 -- of a result; of a larger one, only the size is stored
 local ABOVE_BYTES = 16384
@@ -113,7 +114,8 @@ local function take_end(base, from, parent, fact, now)
 end
 
 -- Tells the parent that the child `id` has ended, and remembers that. `text`: the field `parent` of its record. `number`: of the end.
-local function tell_parent(base, id, text, number, outcome, value)
+-- `again`: it had failed before, and was put back.
+local function tell_parent(base, id, text, number, outcome, value, again)
   local parent = parsed_parent(text)
   number = whole_number(number, 0, NEVER)
   if not parent then
@@ -122,16 +124,18 @@ local function tell_parent(base, id, text, number, outcome, value)
     outcome, value = 'large', digits(#value)
   end
   local message = {'ended', parent.base, parent.id, parent.life, parent.key, digits(number), outcome, value}
-  redis.call('SET', base .. ':ended:' .. id, cmsgpack.pack(message), 'PX', CHILD_EXPIRE)
+  local ended = base .. ':ended:' .. id
+  local ms = math.max(again and AGAIN_EXPIRE or CHILD_EXPIRE, redis.call('PTTL', ended))
+  redis.call('SET', ended, cmsgpack.pack(message), 'PX', digits(ms))
   post(base, 'ended ' .. id, message)
 end
 
--- Tells those who wait for the end of the job `id`: the workflow that has started it, and its follow-ups. `told`: the fields `parent` and
--- `follow` of its record, the `number` of the end, the `reason` why it failed (a word), and whether the end is `final`: the job cannot be
--- put back.
+-- Tells those who wait for the end of the job `id`: the workflow that has started it, and its follow-ups. `told`: the fields `parent`,
+-- `follow` and `again` of its record, the `number` of the end, the `reason` why it failed (a word), and whether the end is `final`: the
+-- job cannot be put back.
 local function tell_end(base, id, told, outcome, value)
   if told.parent then
-    tell_parent(base, id, told.parent, told.number, outcome, value)
+    tell_parent(base, id, told.parent, told.number, outcome, value, told.again)
   end
   if told.follow then
     local is_large = #value > END_BYTES

@@ -228,7 +228,7 @@ local function back_in_line(base, claim, fields, batch, seen, number, now)
   redis.call('ZREM', base .. ':broken', claim)
   local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
     scheduled_for = fields.scheduled_for, keep = fields.keep, batch = batch, parent = fields.parent, above = fields.above, follow = fields.follow,
-    batch_ended = fields.batch_ended, job_ended = fields.job_ended}
+    again = fields.parent and '1', batch_ended = fields.batch_ended, job_ended = fields.job_ended}
   local o = {id = id, fields = kept, lane = is_lane(fields.lane) and fields.lane or nil, done = fields.done, tags = fields.tags}
   drop_kept_job(base, (fields.done or string.sub(id, 1, 5) == FIRING) and fields.first or '') -- it has not ended any more
   for _, name in ipairs(POLICY) do

@@ -143,7 +143,7 @@ end
 local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   local active = base .. ':active:' .. id
   local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason', 'batch', 'parent', 'claim',
-    'life', 'keep', 'done', 'tags', 'follow')) or {}
+    'life', 'keep', 'done', 'tags', 'follow', 'again')) or {}
   if kept[6] then
     note_member(kept[6], outcome == 'gone' and 'lost' or outcome, id)
   end
@@ -159,7 +159,7 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   end
   if kept[7] or kept[13] then
     local value = outcome == 'finished' and facts[2] .. ' ' .. facts[4] or outcome == 'cancelled' and facts[2] or ''
-    tell_end(base, id, {parent = kept[7], follow = kept[13], number = kept[8], final = true}, outcome, value)
+    tell_end(base, id, {parent = kept[7], follow = kept[13], number = kept[8], again = kept[14], final = true}, outcome, value)
   end
   if kept[9] and outcome == 'cancelled' then
     cancel_children(base, active, id, kept[9], facts[2])
@@ -195,7 +195,7 @@ end
 local function delete_cancelled_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
   local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', 'batch', 'parent', 'queued', 'life', 'keep',
-    'done', 'tags', 'follow')
+    'done', 'tags', 'follow', 'again')
   if kept[1] then
     remove_twin(base, kept[1], id)
   end
@@ -203,7 +203,7 @@ local function delete_cancelled_job(base, id, ttl, reason)
     note_member(kept[5], 'cancelled', id)
   end
   if kept[6] or kept[12] then
-    tell_end(base, id, {parent = kept[6], follow = kept[12], number = kept[7], final = true}, 'cancelled', reason)
+    tell_end(base, id, {parent = kept[6], follow = kept[12], number = kept[7], again = kept[13], final = true}, 'cancelled', reason)
   end
   if kept[8] then
     cancel_children(base, job, id, kept[8], reason)
