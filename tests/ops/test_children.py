@@ -229,9 +229,10 @@ async def test_a_winner_that_is_tried_again_has_won_nothing(desk: Desk, far: Des
     start(far, desk)
     far.call(ops.fail_task(far.q, "B", ran(far), BOOM))
     await relay(desk, far)
-    race = Wait("race", "first", about=PACK)
+    race = Wait("race", "first", about=PACK, in_ms=1000)
     assert suspend(desk, held, race).status == "ready"
     kept = int(active(desk)["saved_size"])
+    desk.client.hset(desk.q.active("x"), "wait:race", f"first {PAST} {PAST}\n\n")  # its time is over since
     desk.client.hset(
         desk.q.active("x"), "entries", active(desk)[f"end:{PACK}"].split()[2]
     )  # nothing was stored after it
@@ -239,6 +240,8 @@ async def test_a_winner_that_is_tried_again_has_won_nothing(desk: Desk, far: Des
     desk.call(ops.retry_aside(desk.q, "failed", [held]))
     assert not {f"end:{PACK}", "end:race"} & job_of(desk).keys()
     assert int(job_of(desk)["saved_size"]) < kept
+    [held] = desk.take("A", 1)
+    assert suspend(desk, held, race).status == "suspended"  # it begins anew
 
 
 def end(

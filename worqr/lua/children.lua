@@ -271,12 +271,16 @@ local function drop_last_failures(kept)
       dropped[key] = true
     end
   end
-  for name, value in pairs(kept) do -- a wait for the first of several children, which was one of these, is open again
+  local races = {}
+  for name, value in pairs(kept) do
     local key = string.match(name, '^end:(.*)$')
     local winner = key and string.match(value, '^value %d+ %d+ (.*)$')
     if winner and dropped[winner] and string.find(kept['wait:' .. key] or '', '^first ') then
-      kept[name], size = nil, size - STEP_BYTES
+      races[#races + 1] = key
     end
+  end
+  for _, key in ipairs(races) do -- a wait for the first of several children, which was one of these, begins anew
+    size = size - delete_entry(kept, {kind = 'wait', key = key})
   end
   local failed_at, step = string.match(kept.last_failed or '', '^(%d+) (.*)$')
   if step and tonumber(failed_at) == entries and kept['step:' .. step] then
