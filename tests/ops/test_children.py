@@ -565,6 +565,19 @@ async def test_a_failed_child_that_cannot_be_put_back_starts_anew(desk: Desk, fa
     assert far.state()[f":job:x/{PACK}"]["first"] > str(child)
 
 
+@pytest.mark.parametrize("more", range(9, 17))
+async def test_a_failed_child_of_which_an_older_version_has_stored_no_time_is_tried_again(
+    desk: Desk, far: Desk, more: int
+) -> None:
+    """With some numbers of fields, there is no room in the table for another one."""
+    held, _ = await failed_by_its_child(desk, far, BOOM, compensated=False)
+    record = desk.q.dead_letter(held)
+    desk.client.hdel(record, f"at:child:{PACK}")
+    desk.client.hset(record, mapping={f"event:{n}:approved": "none " for n in range(more)})
+    assert desk.call(ops.retry_aside(desk.q, "failed", [held])) == 1
+    assert f"end:{PACK}" not in job_of(desk)
+
+
 async def test_a_wait_for_jobs_of_which_one_is_tried_again_is_open_again(desk: Desk, far: Desk) -> None:
     held = workflow(desk)
     note(desk, held, PACK)

@@ -266,7 +266,9 @@ local function drop_last_failures(kept)
     if outcome and outcome ~= 'finished' and outcome ~= 'large' and tonumber(stored) == entries then
       child.after, child.round = math.max(child.after, tonumber(number)), child.round + 1
       kept[name], kept['child:' .. key] = nil, child_field(child)
-      kept['at:child:' .. key] = string.match(kept['at:child:' .. key] or '', '^%d+ %d+ ')
+      if kept['at:child:' .. key] then -- a new key would disturb the loop, also without a value
+        kept['at:child:' .. key] = string.match(kept['at:child:' .. key], '^%d+ %d+ ')
+      end
       size = size - math.max(0, #value - STEP_BYTES)
       dropped[key] = true
     end
