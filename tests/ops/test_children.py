@@ -233,9 +233,6 @@ async def test_a_winner_that_is_tried_again_has_won_nothing(desk: Desk, far: Des
     assert suspend(desk, held, race).status == "ready"
     kept = int(active(desk)["saved_size"])
     desk.client.hset(desk.q.active("x"), "wait:race", f"first {PAST} {PAST}\n\n")  # its time is over since
-    desk.client.hset(
-        desk.q.active("x"), "entries", active(desk)[f"end:{PACK}"].split()[2]
-    )  # nothing was stored after it
     desk.fail("A", held)
     desk.call(ops.retry_aside(desk.q, "failed", [held]))
     assert not {f"end:{PACK}", "end:race"} & job_of(desk).keys()
@@ -563,6 +560,18 @@ async def test_a_failed_child_that_cannot_be_put_back_starts_anew(desk: Desk, fa
             far.client.hset(aside, "id", "another")
     assert start(far, desk, after=child, life=life) == "created"
     assert far.state()[f":job:x/{PACK}"]["first"] > str(child)
+
+
+async def test_a_child_that_failed_before_its_parent_was_suspended_is_tried_again(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk)
+    far.call(ops.fail_task(far.q, "B", ran(far), BOOM))
+    await relay(desk, far)
+    assert suspend(desk, held, ONE).status == "ready"
+    desk.fail("A", held)
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    assert f"end:{PACK}" not in job_of(desk)
 
 
 @pytest.mark.parametrize("more", range(9, 17))

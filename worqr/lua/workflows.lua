@@ -202,6 +202,19 @@ local function note_waits(key, new, number, now)
   write_hash(key, times)
 end
 
+-- Lets the failures of those children for which a run begins to wait come after its entry `number`, which is this wait, if nothing else
+-- was stored after them. So a put-back drops them, as those that come while the run is suspended.
+local function fail_after(key, waits, number)
+  for _, wait in ipairs(waits) do
+    for child in string.gmatch((wait.kind == 'children' or wait.kind == 'first') and wait.about or '', '[^\n]+') do
+      local outcome, at, stored, value = string.match(redis.call('HGET', key, 'end:' .. child) or '', '^(%l+) (%d+) (%d+) (.*)$')
+      if outcome and outcome ~= 'finished' and outcome ~= 'large' and tonumber(stored) == number - 1 then
+        redis.call('HSET', key, 'end:' .. child, table.concat({outcome, at, digits(number), value}, ' '))
+      end
+    end
+  end
+end
+
 -- Returns the reply `ready` with the names and values of the stored ends of these waits, and of the children of which they are: also
 -- of those that a run asks for again, though it could know them. Returns nil if no wait has ended.
 local function ready_reply(key, waits)
@@ -381,7 +394,9 @@ local function suspend_task()
     redis.call('HSETNX', active, 'life', task.fields.first or claim)
     local new = replace_waits(active, waits, now)
     if #new > 0 then
-      note_waits(active, new, note_entry(queue, worker, active, progress), now)
+      local number = note_entry(queue, worker, active, progress)
+      note_waits(active, new, number, now)
+      fail_after(active, waits, number)
     end
     bind_waits(active, now)
     local ready = ready_reply(active, waits)
