@@ -284,6 +284,38 @@ async def test_a_large_result_is_told_by_its_size(desk: Desk) -> None:
     assert active(desk)[f"end:{PACK}"].split()[::3] == ["large", str(64 * KIB + 6)]
 
 
+@pytest.mark.parametrize("outcome", ["finished", "failed", "cancelled", "gone"])
+def test_a_record_that_is_full_takes_an_end_that_needs_no_room(desk: Desk, outcome: str) -> None:
+    """Waits that have ended may count more than a job may keep."""
+    held = workflow(desk)
+    note(desk, held, PACK)
+    desk.client.hset(desk.q.active("x"), "saved_size", 1030 * KIB)
+    end(desk, held + 1, outcome=outcome)
+    assert active(desk)[f"end:{PACK}"] == f"{outcome} T 1 none "
+    assert active(desk)["saved_size"] == str(1030 * KIB)
+
+
+def test_a_failure_or_a_reason_is_cut_for_which_the_record_has_no_room(desk: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK, "other", "third")
+    desk.client.hset(desk.q.active("x"), "saved_size", 1023 * KIB)
+    ends = {
+        PACK: ("failed", msgspec.msgpack.encode(("m.Boom", "no" * 4 * KIB, "File" * KIB, ""))),
+        "other": ("cancelled", b"why" * KIB),
+        "third": ("failed", b"\xc1" * 4 * KIB),
+    }
+    for key, (outcome, value) in ends.items():
+        call = ops.store_end(
+            desk.q, QueueKeys(desk.prefix, "Q2").base, "x", active(desk)["life"], key, held + 1, outcome, value
+        )
+        desk.call(call)
+    found = {key: active(desk)[f"end:{key}"].split(" ", 3)[::3] for key in ends}
+    assert found["other"] == ["cancelled", ("why" * KIB)[:500]]
+    told = [msgspec.msgpack.decode(found[key][1].encode("latin-1")) for key in (PACK, "third")]
+    assert (found[PACK][0], told) == ("failed", [["m.Boom", "no" * 250, "", ""], ["", "", "", ""]])
+    assert active(desk)["saved_size"] == str(1023 * KIB)
+
+
 async def test_a_late_dispatch_of_a_child_that_has_ended_tells_the_end_again(desk: Desk, far: Desk) -> None:
     held = workflow(desk)
     note(desk, held, PACK)

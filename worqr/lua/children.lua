@@ -78,6 +78,25 @@ local function bytes_of_end(value)
   return math.max(0, #value - STEP_BYTES)
 end
 
+-- Returns the outcome of a child and its value, as they are stored where so many bytes are left: of a failure the type and the beginning
+-- of the message, of a result the size, if there is no room for more.
+local function fitting_end(outcome, value, room)
+  local more = bytes_of_end(value)
+  if #value <= END_BYTES and (more == 0 or more <= room) then
+    return outcome, value
+  elseif outcome == 'cancelled' then
+    return outcome, truncated(value)
+  elseif outcome ~= 'failed' then
+    return 'large', digits(#value)
+  end
+  local read, told = pcall(cmsgpack.unpack, value)
+  local short = {'', '', '', ''}
+  for i = 1, read and type(told) == 'table' and 2 or 0 do
+    short[i] = type(told[i]) == 'string' and truncated(told[i]) or ''
+  end
+  return outcome, cmsgpack.pack(short)
+end
+
 -- True if the parent with the record `key` is in the dead-letter queue, a put-back would drop the end of a child that is stored there, and
 -- the end `number` is a later one: the child was put back by itself.
 local function gives_way(base, key, ended, number)
@@ -97,13 +116,10 @@ local function take_end(base, from, parent, fact, now)
     return 0
   end
   local kept = redis.call('HMGET', key, 'entries', 'saved_size', 'state')
-  local outcome, value, size = fact.outcome, fact.value, whole_number(kept[2], 0)
+  local size = whole_number(kept[2], 0)
   size = earlier and math.max(0, size - bytes_of_end(string.match(earlier, '^%l+ %d+ %d+ (.*)$'))) or size
-  local more = bytes_of_end(value)
-  if size + more > MOST_KEPT or #value > END_BYTES then
-    outcome, value, more = 'large', digits(#value), 0
-  end
-  redis.call('HSET', key, 'saved_size', digits(size + more), 'end:' .. parent.key,
+  local outcome, value = fitting_end(fact.outcome, fact.value, MOST_KEPT - size)
+  redis.call('HSET', key, 'saved_size', digits(size + bytes_of_end(value)), 'end:' .. parent.key,
     table.concat({outcome, digits(fact.number), digits(whole_number(kept[1], 0)), value}, ' '))
   note_time(key, parent.key, now)
   notify(base, parent.id, 'event')
@@ -120,9 +136,8 @@ local function tell_parent(base, id, text, number, outcome, value, again)
   number = whole_number(number, 0, NEVER)
   if not parent then
     return -- another program wrote it
-  elseif #value > END_BYTES then
-    outcome, value = 'large', digits(#value)
   end
+  outcome, value = fitting_end(outcome, value, END_BYTES)
   local message = {'ended', parent.base, parent.id, parent.life, parent.key, digits(number), outcome, value}
   local ended = base .. ':ended:' .. id
   local ms = math.max(again and AGAIN_EXPIRE or CHILD_EXPIRE, redis.call('PTTL', ended))
