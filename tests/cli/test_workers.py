@@ -166,7 +166,9 @@ async def test_a_module_that_cannot_be_imported_ends_the_parent_too(start: Start
     assert not children_of(parent.pid)
 
 
-async def test_a_program_that_ends_before_it_serves_is_started_again_after_a_pause(start: Start, tmp_path: Path) -> None:
+async def test_a_program_that_ends_before_it_serves_is_started_again_after_a_pause(
+    start: Start, tmp_path: Path
+) -> None:
     (tmp_path / "ends.py").write_text("import os\nos._exit(0)\n")
     path = os.pathsep.join([os.fspath(ROOT), os.fspath(tmp_path)])
     parent = start("--workers", "1", target="ends:mesh", PYTHONPATH=path)

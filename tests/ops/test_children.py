@@ -114,6 +114,10 @@ def test_a_child_for_which_the_record_has_no_room_is_refused(desk: Desk) -> None
     with desk.nothing_changes():
         assert note(desk, held, *map(str, range(1000, 1025))).status == "full"
     assert note(desk, held, *map(str, range(1000, 1024))).status == "ok"
+    desk.client.hincrby(desk.q.active("x"), "saved_size", KIB)  # as waits do that have ended
+    assert note(desk, held, "7").status == "ok"  # a later run that starts its jobs again
+    with desk.nothing_changes():
+        assert note(desk, held, "7", "1024").status == "full"
 
 
 @pytest.mark.parametrize("child", [Child("", "p:{Q}", "a"), Child("a", "b", "a"), Child("a", "p:{Q}", "a\n")])

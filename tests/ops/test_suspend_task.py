@@ -63,6 +63,15 @@ def workflow_record(state: str, dispatched: Any, **fields: Any) -> dict[str, str
     return record("a", dispatched, state, life=dispatched, **fields)
 
 
+def test_the_time_for_which_it_waits_is_no_time_for_which_it_fails(desk: Desk) -> None:
+    held = workflow(desk)
+    assert desk.retry("A", held, since_ms=7) == "given"
+    [held] = desk.take("A", 1)
+    assert active(desk)["failing_since"] == "7"
+    suspend(desk, held, APPROVED)
+    assert "failing_since" not in job_of(desk)
+
+
 def test_the_claim_ends_and_the_job_is_suspended(desk: Desk) -> None:
     held = workflow(desk)
     call = ops.suspend_task(desk.q, "A", held, [APPROVED, NAP])

@@ -443,7 +443,7 @@ local function note_children()
     end
     reply[#reply + 1] = {digits(child.after), child.base, task.job and redis.call('HGET', active, 'end:' .. key) or false}
   end
-  if size > MOST_KEPT then
+  if next(new) and size > MOST_KEPT then
     return {'full'}
   elseif not task.job then
     become_job(queue, worker, claim, task)

@@ -385,6 +385,9 @@ local function requeue(base, claim, task, release, policy, now)
   end
   write_hash(job, changes)
   if release.suspended_until and redis.call('HEXISTS', job, 'open') == 1 then -- not if a blocked job has replaced its payload
+    if task.fields.failing_since then -- the time until it is woken is no failing
+      redis.call('HDEL', job, 'failing_since')
+    end
     return set_suspended(base, task.id, task.fields.lane, release.suspended_until, release.look_at, now), task.id
   end
   return put_back(base, task, run_at, now, front, changes.suspect), task.id
