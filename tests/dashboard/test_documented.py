@@ -41,6 +41,15 @@ def test_every_page_of_the_navigation_has_a_row() -> None:
     assert [name for _, name in NAVIGATION if name not in rows] == []
 
 
+def test_every_act_has_a_row_on_the_page_for_programs_with_its_right() -> None:
+    page = (Path(__file__).parents[2] / "docs/howto/dashboard-api.md").read_text("utf-8")
+    told = dict[str, str]()
+    for paths, rights in re.findall(r"^\| (`/(?!api/)[^|]+) \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE):
+        acts, words = re.findall(r"`(/[^`]+)`", paths), re.findall(r"`([^`]+)`", rights)
+        told |= dict(zip(acts, words * len(acts) if len(words) == 1 else words, strict=True))
+    assert told == {path: route.right for path, route in ROUTES.items() if route.method == "POST"}
+
+
 def test_pictures_have_an_alternative_text_and_a_reasonable_size() -> None:
     pictures = re.findall(r"!\[([^\]]*)\]\(\.\./assets/(dashboard-[a-z]+\.png)\)", TEXT)
     assert len(pictures) >= 6

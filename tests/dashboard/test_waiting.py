@@ -190,6 +190,7 @@ async def test_the_button_of_a_wait_ends_it_once(connected: worqr.Mesh, site: Si
         assert (await site.post("/rewind", **form)).status_code == 403
         assert "Run again from here" not in (await site.get("/job", queue="fulfil", id="order-7")).text
         site.viewer = before
+        form["entry"] = "sleep"  # as a program has it from the time line
         assert "wait-ended" in (await site.post("/end-wait", **form)).headers["location"]
         assert "wait-none" in (await site.post("/end-wait", **{**form, "life": str(life + 1)})).headers["location"]
         await job.cancel(wait=5)

@@ -411,8 +411,8 @@ def mark_of(key: str) -> str:
 
 
 async def _key_of(queue: Queue, job: str, entry: str) -> str:
-    """Return the key of the entry of a time line that a form names so; empty if there is none."""
-    return next((each.key for each in (await queue.read(job)).time_line if mark_of(each.key) == entry), "")
+    """Return the key of the entry of a time line that a form, or a program by the key, names so; empty if there is none."""
+    return next((each.key for each in (await queue.read(job)).time_line if entry in (mark_of(each.key), each.key)), "")
 
 
 async def rewind(visit: Visit) -> Response:
