@@ -40,7 +40,7 @@ async def crawl(start: str, pages: int) -> list[str]:
         missing = found.count(None)
         report.append(f"level {len(report)}: {len(level) - missing} pages" + f", {missing} missing" * bool(missing))
         new = dict.fromkeys(link for links in found for link in links or () if link not in seen)
-        level = list(new)[: pages - len(seen)]
+        level = list(new)[: max(0, pages - len(seen))]
         seen |= dict.fromkeys(level)
     return [*report, f"{len(seen)} addresses"]
 
