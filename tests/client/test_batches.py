@@ -13,7 +13,7 @@ import trio
 
 import worqr
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
-from tests.peer.tools import eventually, spying
+from tests.peer.tools import eventually, spying, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import BatchEnded, BatchFailed, Duplicate, NoResult, QueueFull, ResultTimeout, UsageError, ops
@@ -486,6 +486,19 @@ async def test_additions_tell_that_the_producer_is_alive(shop: Shop, server: Ser
             await batch.dispatch_many(calls())
             assert int(server.look.hget(key, "open_until") or 0) - before >= 500
             await batch.cancel()
+
+
+async def test_a_producer_that_waits_for_room_is_alive(shop: Shop, server: Server) -> None:
+    bounded = shop.work.options(max_length=1, wait=PATIENCE)
+    async with shop.mesh.connect(), shop.mesh.batch(open_for=1, queue="home") as batch:
+        await batch.dispatch(bounded.call(0))
+        key = f"{shop.mesh.prefix}:{{home}}:batch:{batch.id}"
+        before = int(server.look.hget(key, "open_until") or 0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(batch.dispatch, bounded.call(1))
+            await until(lambda: int(server.look.hget(key, "open_until") or 0) - before >= 500)
+            nursery.cancel_scope.cancel()
+        await batch.cancel()
 
 
 async def test_a_batch_that_its_producer_has_left_open_is_cancelled(shop: Shop) -> None:

@@ -869,13 +869,20 @@ class Producer:
         done = [each for answers in answered for each in answers]
         found = {position: (each, keys) for (position, keys), each in zip(positions, done, strict=True)}
         for keys, wait, each in waiting:
-            late = await self._dispatch_when_room(keys, each, wait, found, late)
+            late = await self._dispatch_when_room(keys, each, wait, found, late, options_at)
         return found, late
 
     async def _dispatch_when_room(
-        self, keys: QueueKeys, calls: Sequence[Positioned], wait: float, found: Found, late: NotReplicated | None
+        self,
+        keys: QueueKeys,
+        calls: Sequence[Positioned],
+        wait: float,
+        found: Found,
+        late: NotReplicated | None,
+        options_at: OptionsAt | None,
     ) -> NotReplicated | None:
-        """Send calls as jobs that wait for room in this shard, part by part, and add their outcomes to `found`.
+        """Send calls as jobs that wait for room in this shard, part by part, and add their outcomes to `found`. Each attempt
+        calls `options_at`, which tells the home of a batch that its producer is alive.
 
         Raises:
             QueueFull: the queue had no room for a part within `wait` seconds. Earlier jobs are stored.
@@ -886,6 +893,8 @@ class Producer:
 
             async def attempt(waiter: str, left: list[Positioned] = left) -> None:
                 nonlocal late
+                if options_at is not None:
+                    await options_at(keys)
                 late = await self._attempt(keys, left, waiter, found, late)
 
             await self._client.rooms.when_room(keys, wait, attempt)
