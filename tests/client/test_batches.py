@@ -20,6 +20,7 @@ from worqr import BatchEnded, BatchFailed, Duplicate, NoResult, QueueFull, Resul
 from worqr.client import batch as batch_module
 from worqr.client import notifications
 from worqr.client.outbox_relay import Relay, relay_messages
+from worqr.command import Command
 from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.peer.leader import leader as leader_relay
@@ -543,6 +544,35 @@ async def test_a_block_that_is_cancelled_at_its_end_cancels_its_batch(shop: Shop
         assert (await batch.info()).cancel_reason == "its block ended with Cancelled"
         await batch.cancel()
         await eventually(lambda: _state(batch), "ended")
+
+
+@pytest.mark.parametrize("given_up", ["the block", "the first addition"])
+async def test_a_batch_whose_opening_is_cancelled_does_not_stay_open(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, given_up: str
+) -> None:
+    async def arrive(link: Link, command: Command[Any]) -> Any:
+        with trio.CancelScope(shield=True):
+            await call(link, command)
+        scope.cancel()  # the reply comes too late
+        await trio.lowlevel.checkpoint()
+
+    async with shop.mesh.connect():
+        call, scope = Link.call, trio.CancelScope()
+        if given_up == "the block":
+            with scope:
+                monkeypatch.setattr(Link, "call", arrive)
+                async with shop.mesh.batch(queue="work"):
+                    pytest.fail("it began")
+        else:
+            async with shop.mesh.batch() as batch:
+                with scope:
+                    monkeypatch.setattr(Link, "call", arrive)
+                    await batch.dispatch(shop.work.call(1))
+                monkeypatch.undo()
+        monkeypatch.undo()
+        assert scope.cancelled_caught
+        [info] = await shop.mesh.queue("work").batches()
+        assert (info.state, info.jobs) == ("ended", 0)
 
 
 async def _state(batch: worqr.Batch) -> str:

@@ -610,6 +610,7 @@ class OpenBatch(Batch):
         super().__init__(client, None, None, batch_token())
         self._plan = plan
         self._parent = parent
+        self._tried: tuple[QueueKeys, str] | None = None
         self._renew_at = 0.0
         self._sealed = False
         self._storing = threading.Lock()
@@ -633,9 +634,8 @@ class OpenBatch(Batch):
 
     async def _store(self, queue: str) -> tuple[QueueKeys, str]:
         keys, sharding, plan = QueueKeys(self._client.settings.prefix, queue), self._client.sharding, self._plan
-        given = plan.id
-        home = await (sharding.next_shard(keys) if given is None else sharding.shard_of_id(keys, given))
-        name = f"@{self._token}{home.id_suffix}" if given is None else given
+        home = await (sharding.next_shard(keys) if plan.id is None else sharding.shard_of_id(keys, plan.id))
+        name = plan.id or f"@{self._token}{home.id_suffix}"
         facts: dict[str, bytes | str] = dict(plan.facts)
         held: dict[QueueKeys, dict[str, bytes | str]] = {}
         shown = {fact: value for fact, value in facts.items() if fact == "meta"}
@@ -652,6 +652,7 @@ class OpenBatch(Batch):
         await self._client.link.call_all([request for _, request in requests])  # comes first: an open batch has them
         while True:
             outer = None if self._parent is None else await self._entry_of_parent(self._parent, home)
+            self._tried = home, name
             reply = await self._client.link_to(home.name).call(
                 ops.open_batch(
                     *(home, name, self._token),
@@ -664,6 +665,7 @@ class OpenBatch(Batch):
             if reply != "closed" or self._parent is None:
                 break
             await self._parent._reopen(home)
+        self._tried = None
         if reply == "exists":
             for target in held:
                 await self._client.ask(ops.keep_follow_ups(target, self._token, 1))
@@ -708,6 +710,7 @@ class OpenBatch(Batch):
         """
         self._sealed = True
         self._opened.clear()
+        self._known = self._known or self._tried
         if self._known is None:
             return
         home, prefix = await self._home(), self._client.settings.prefix
@@ -716,6 +719,8 @@ class OpenBatch(Batch):
         except WorqrError as error:
             error.add_note(f"{self!r} may be open: if so, it is cancelled when `open_for` has passed")
             raise
+        if sealed is None and self._tried is not None:
+            return  # the addition that was to store its record was given up
         if sealed is None:
             raise BatchEnded(
                 f"the record of {self!r} was deleted, so its follow-up will not run: dispatch the jobs again in a new batch"
@@ -725,27 +730,34 @@ class OpenBatch(Batch):
         await relay.messages(home)  # an error is no harm: the leader does the same, in 10 s at the latest
 
     async def abandon(self, error: BaseException) -> None:
-        """Cancel the batch, because its block ended with an error. A block that was itself cancelled waits a second for it."""
+        """Cancel the batch, because its block ended with an error. A block that was itself cancelled waits a second for it, and
+        so does one that has got no reply to the request that stores its record.
+        """
         self._sealed = True
         self._opened.clear()
+        is_stored = self._known is not None
+        self._known = self._known or self._tried
         if self._known is None:
             return
         reason = f"its block ended with {type(error).__name__}"
         try:
-            if isinstance(error, Exception):
+            if is_stored and isinstance(error, Exception):
                 await self.cancel(reason=reason)
             elif not isinstance(error, GeneratorExit):  # in a generator that is not finished, nothing can wait
                 with self._client.link.driver.move_on_after(CANCEL_WITHIN, shield=True):
                     await self._client.ask(ops.cancel_batch(await self._home(), self.id, self._token, reason))
         except WorqrError as failed:
-            error.add_note(f"{self!r} could not be cancelled ({failed}): it is cancelled when `open_for` has passed")
+            if is_stored:
+                error.add_note(
+                    f"{self!r} could not be cancelled ({failed}): it is cancelled when `open_for` has passed"
+                )
 
 
 @asynccontextmanager
 async def batch_block(batch: OpenBatch) -> AsyncGenerator[OpenBatch]:
     """Use a batch for the length of a block, as its producer."""
-    await batch.begin()
     try:
+        await batch.begin()
         yield batch
     except BaseException as error:
         await batch.abandon(error)
