@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -247,7 +248,7 @@ class Lines(Lanes):
         self.twins.setdefault(digest, set()).add(job_id)
         return reference(job_id)
 
-    def _refusal(self, o: Mapping[str, Any], more: int = 0) -> str | None:
+    def _refusal(self, o: Mapping[str, Any], more: int = 0, more_in_lane: int = 0) -> str | None:
         job_id = o.get("id")
         there = job_id is not None and (self.live_job(job_id) is not None or job_id in self.active)
         if there or (job_id is not None and self._is_taken(job_id)):
@@ -258,7 +259,7 @@ class Lines(Lanes):
         bound = o.get("max_length")
         if job_id is not None and self.live_job(job_id) is not None:
             return None
-        in_lane = len(self.lanes.get(o.get("lane", ""), []))
+        in_lane = len(self.lanes.get(o.get("lane", ""), [])) + more_in_lane
         is_full = bound is not None and self.count_queued() + more >= bound
         return "full" if is_full or in_lane >= o.get("max_lane_length", math.inf) else None
 
@@ -279,14 +280,16 @@ class Lines(Lanes):
 
     def _refused(self, jobs: list[tuple[dict[str, Any], bytes]]) -> Reply | None:
         """The reply to an all-or-nothing dispatch that stored nothing: up to the first refused job."""
-        seen, more, reply = set[str](), 0, list[Any]()
+        seen, more, in_lanes, reply = set[str](), 0, Counter[str](), list[Any]()
         for o, _task in jobs:
-            job_id = o.get("id")
+            job_id, lane = o.get("id"), o.get("lane", "")
             if job_id in seen:
                 word = "duplicate" if o.get("exists") == "raise" else None
             else:
-                word = self._refusal(o, more)
-                more += word is None and (job_id is None or self.live_job(job_id) is None)
+                word = self._refusal(o, more, in_lanes[lane])
+                is_new = word is None and (job_id is None or self.live_job(job_id) is None)
+                is_due = o.get("run_at", NOW + o.get("delay", 0)) <= NOW and job_id not in self.active
+                more, in_lanes[lane] = more + is_new, in_lanes[lane] + (is_new and is_due)
             reply.append([word or "created", job_id or "", self._last(job_id) if job_id else 0])
             if word in {"duplicate", "full"}:
                 return ["refused", *reply]

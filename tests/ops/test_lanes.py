@@ -703,6 +703,19 @@ def test_a_lane_may_be_full(desk: Desk) -> None:
     assert wrong(desk) == []
 
 
+def test_of_a_whole_that_is_longer_than_the_room_in_its_lane_none_is_stored(desk: Desk) -> None:
+    jobs = [
+        job(name, lane=lane, max_lane_length=2) for name, lane in (("a1", "a"), ("b1", "b"), ("a2", "a"), ("a3", "a"))
+    ]
+    call = ops.dispatch_jobs(desk.q, jobs, all_or_none=True)
+    with desk.nothing_happens():
+        assert [each.outcome for each in desk.call(call)][-1] == "full"
+    later = job("a3", lane="a", max_lane_length=2, run_at=desk.now() + MINUTE)
+    call = ops.dispatch_jobs(desk.q, [later, *jobs[:3]], all_or_none=True)
+    assert {each.outcome for each in desk.call(call)} == {"created"}
+    assert wrong(desk) == []
+
+
 @pytest.mark.parametrize("leave", ["cancelled", "put off"])
 def test_a_job_that_waits_in_a_lane_no_more_takes_no_room_there(desk: Desk, leave: str) -> None:
     declare(desk)

@@ -426,9 +426,10 @@ local function find_job(base, id, cleared)
 end
 
 -- Returns why the dispatch `o` stores nothing: duplicate (a member of a batch is always a new job), unchanged, full, closed (its
--- part of the batch takes no members of this version any more); or nil. A child that is there already is unchanged. `more`: jobs that are stored before it. If the queue is
--- full, and the producer waits for room, this is noted.
-local function refusal(base, o, seen, more)
+-- part of the batch takes no members of this version any more); or nil. A child that is there already is unchanged. `more`: jobs
+-- that are stored before it; `more_in_lane`: those of them that will wait in its lane. If the queue is full, and the producer waits
+-- for room, this is noted.
+local function refusal(base, o, seen, more, more_in_lane)
   if o.parent and (seen.job or seen.active or seen.taken or seen.trashed) then
     return seen.parent == parent_field(o.parent) and 'unchanged' or 'duplicate'
   elseif seen.job or seen.active or seen.taken then
@@ -439,7 +440,7 @@ local function refusal(base, o, seen, more)
     end
   end
   local full = o.max_length and queued_length(base) + more >= o.max_length or o.max_lane_length and o.lane
-    and lane_waiting(base, o.lane) >= o.max_lane_length
+    and lane_waiting(base, o.lane) + more_in_lane >= o.max_lane_length
   if seen.job then
     return nil
   elseif not full then
@@ -449,6 +450,12 @@ local function refusal(base, o, seen, more)
     note_waiter(base, o.waiter, o.max_length, o.max_lane_length, o.lane)
   end
   return 'full'
+end
+
+-- True if the dispatch `o` of a new job puts it into its lane at once: it is not due later, and no run of its id blocks it.
+local function enters_lane(o, seen)
+  local now = now_ms()
+  return o.lane and not (seen and seen.active) and (o.run_at or now + (o.delay or 0)) <= now
 end
 
 -- True if `name` is among the `names`, which are one text.
@@ -664,7 +671,7 @@ local function upsert(base, o, task, number, now, seen)
     o.done = bounds_of_end(o.done)
   end
   seen = seen or o.id and find_job(base, id) or {last = number}
-  local outcome = refusal(base, o, seen, 0)
+  local outcome = refusal(base, o, seen, 0, 0)
   if outcome == 'full' and not o.waiter then
     tally(base, 'refused', 1)
   end
@@ -859,7 +866,7 @@ local function dispatch_jobs()
 
   -- Everything that can be wrong is checked before the first write: types, options, and, of a whole, what is refused.
   check_types(queue)
-  local jobs, looked, more, reply = {}, {}, 0, {'ok'}
+  local jobs, looked, more, in_lane, reply = {}, {}, 0, {}, {'ok'}
   for i = 5, #ARGV, 2 do
     local job, task = ARGV[i], ARGV[i + 1]
     local o = cmsgpack.unpack(job)
@@ -869,11 +876,12 @@ local function dispatch_jobs()
     end
     local seen = o.id and find_job(queue, o.id)
     if whole then
-      local status = refusal(queue, o, seen or {}, more)
+      local lane = o.lane or ''
+      local status = refusal(queue, o, seen or {}, more, in_lane[lane] or 0)
       if o.id and looked[o.id] then
         status = (o.exists == 'raise' or o.batch) and 'duplicate' or nil
       elseif not status and not (seen and seen.job) then
-        more = more + 1
+        more, in_lane[lane] = more + 1, (in_lane[lane] or 0) + (enters_lane(o, seen) and 1 or 0)
       end
       reply[#reply + 1] = {status or 'created', o.id or '', seen and seen.last or '0'}
       if status and status ~= 'unchanged' then
