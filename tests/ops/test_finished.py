@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.ops.driver import FUTURE, Desk, Expires, job
+from tests.ops.lanes import rows_of
 from worqr import ops
 from worqr.ops import CancelReply, FoundJob, FoundPage
 
@@ -277,6 +278,16 @@ def test_after_the_first_step_no_job_of_the_tag_starts_and_later_ones_do(desk: D
     assert desk.call(ops.job_status(desk.q, "x3", 0)).state == "cancelled"
     assert desk.counts()["cancelled"] == 5
     assert desk.call(ops.inspect(desk.q)).waiting == 0
+
+
+def test_a_job_that_a_start_cancels_in_a_lane_is_counted_as_others_that_were_cancelled_there(desk: Desk) -> None:
+    for name, tag in (("x0", "red"), ("x1", "red"), ("starts", "blue"), ("waits", "blue"), ("gone", "blue")):
+        desk.dispatch(name, tags=tag, lane="gold")
+    desk.call(ops.cancel_job(desk.q, "gone", "why"))
+    assert desk.call(ops.cancel_tagged(desk.q, "red", budget=1)) is not None
+    desk.enter("A")
+    assert len(desk.start("A", 1).entries) == 1
+    assert rows_of(desk)["gold"].waiting == 1
 
 
 def test_a_run_that_comes_back_after_the_mark_does_not_start_again(desk: Desk) -> None:

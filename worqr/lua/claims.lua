@@ -556,7 +556,7 @@ local function claim_one(start, source, claim, of_lane)
   local elsewhere = (kept[3] or nil) ~= of_lane -- a suspect of a lane waits among the suspects with its place
     and (source ~= base .. ':suspects' or redis.call('HEXISTS', base .. ':lanes:claims', ':' .. id) == 0)
   if kept[1] ~= 'waiting' or elsewhere or redis.call('HEXISTS', job, 'task') == 0
-    or kept[5] and cancel_reached(start, id, kept[5], kept[6], source == base .. ':suspects' and kept[3]) then
+    or kept[5] and cancel_reached(start, id, kept[5], kept[6], of_lane, source == base .. ':suspects' and kept[3]) then
     redis.call('DEL', held)
     return 'skipped'
   elseif of_lane and kept[2] then

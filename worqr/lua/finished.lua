@@ -456,8 +456,9 @@ local function is_tag_cancelled(base, tags, last)
 end
 
 -- Cancels the job `id`, whose reference a start has reached, if one of its `tags` is being cancelled. Returns true if so. The
--- start then skips the reference, as that of any job that was cancelled.
-local function cancel_reached(start, id, tags, last, lane)
+-- start then skips the reference, as that of any job that was cancelled. `of_lane`: the lane that has it (nil: none). `lane`: that
+-- of a suspect, which has its place there.
+local function cancel_reached(start, id, tags, last, of_lane, lane)
   local base = start.base
   if start.has_marks == nil then
     start.has_marks = redis.call('EXISTS', base .. ':tag_marks') == 1
@@ -469,7 +470,10 @@ local function cancel_reached(start, id, tags, last, lane)
   if is_cancelled then
     delete_cancelled_job(base, id, longest_result_ttl(base), why)
     count(base, 'cancelled', 1, {id})
-    add_stale(base, 1) -- which the start takes back for each reference that it skips
+    add_stale(base, 1) -- which the start takes back for each reference that it skips, as the next
+    if of_lane then
+      add_gone(base, of_lane, 1)
+    end
     if lane then
       free_places(base, {':' .. id}, start.now)
     end
