@@ -254,6 +254,18 @@ async def test_a_call_waits_for_room_in_its_lane(mesh: worqr.Mesh, server: Serve
 
 
 @pytest.mark.parametrize("how", ["enqueue_many", "dispatch_many"])
+async def test_a_call_without_a_lane_finds_room_at_once(mesh: worqr.Mesh, how: str) -> None:
+    @mesh.task(name="f", lanes=worqr.Lanes("customer", max_length=1))
+    async def work(customer: str | None) -> None: ...
+
+    call = work.options(wait=PATIENCE).call
+    async with mesh.connect():
+        await getattr(mesh, how)([call(None), call("acme"), call(None)])
+        assert await work.queue.count() == 3
+        await work.queue.delete()
+
+
+@pytest.mark.parametrize("how", ["enqueue_many", "dispatch_many"])
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.leaves("shards")
 async def test_more_calls_than_fit_go_in_parts(mesh: worqr.Mesh, how: str, shards: int) -> None:

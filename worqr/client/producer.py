@@ -887,7 +887,8 @@ class Producer:
         Raises:
             QueueFull: the queue had no room for a part within `wait` seconds. Earlier jobs are stored.
         """
-        part = _part_of(calls[0][1]._options, len(await self._client.sharding.shards(replace(keys, tag=""))))
+        shards = len(await self._client.sharding.shards(replace(keys, tag="")))
+        part = min(_part_of(call._options, shards) for _, call in calls)
         for chunk in in_chunks(calls, lambda each: len(each[1].task), most=part):
             left = list(chunk)
 
@@ -1067,9 +1068,11 @@ def _raw_options(call: Call[Any]) -> RawOptions:
 
 
 def _part_of(options: Mapping[str, object], shards: int) -> int:
-    """Return how many calls with these options wait for room together in one of so many shards."""
+    """Return how many calls with these options wait for room together in one of so many shards. A call without a lane may have no
+    bound.
+    """
     bounds = (options.get("max_length"), options.get("max_lane_length"))
-    bound = min(cast("int", each) for each in bounds if each is not None)
+    bound = min((cast("int", each) for each in bounds if each is not None), default=MAX_ITEMS * PART * shards)
     return max(1, min(MAX_ITEMS, bound // PART // shards))
 
 
