@@ -303,17 +303,17 @@ class Lanes:
     def __post_init__(self) -> None:
         if self.by is not None and not isinstance(self.by, str) and not callable(self.by):
             raise UsageError(f"by of Lanes must be the name of a parameter, or a function, not {self.by!r}")
-        limit = check_limits(self.limit, "limit of Lanes")
+        limits = [*check_limits(self.limit, "limit of Lanes")]
         if not isinstance(self.strict, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"strict of Lanes must be True or False, not {self.strict!r}")
-        if self.strict and any(each.concurrency is not None for each in limit):
-            raise UsageError("strict lanes run one task at a time: leave the concurrency out of their limit")
         if self.max_length is not None:
             check_count(self.max_length, "max_length of Lanes")
         for name, weight in _named(self.weights, "weights").items():
             check_weight(weight, f"the weight of lane {name!r}")
-        for name, limits in _named(self.limits, "limits").items():
-            check_limits(limits, f"the limit of lane {name!r}")
+        for name, limit in _named(self.limits, "limits").items():
+            limits += check_limits(limit, f"the limit of lane {name!r}")
+        if self.strict and any(each.concurrency is not None for each in limits):
+            raise UsageError("strict lanes run one task at a time: leave the concurrency out of their limits")
 
 
 def _named(value: object, what: str) -> Mapping[str, Any]:

@@ -201,6 +201,7 @@ def test_lanes_are_checked_where_they_are_declared(new_mesh: NewMesh) -> None:
         ({"limits": {"a": 7}}, "the limit of lane 'a' must be a worqr.Limit"),
         ({"strict": 1}, "strict of Lanes must be True or False, not 1"),
         ({"strict": True, "limit": worqr.Limit(2)}, "strict lanes run one task at a time"),
+        ({"strict": True, "limits": {"acme": worqr.Limit(2)}}, "strict lanes run one task at a time"),
         ({"max_length": 0}, "max_length of Lanes must be"),
     ],
 )
