@@ -934,6 +934,23 @@ def test_a_failed_inner_batch_is_a_failed_member_and_comes_back(desk: Desk) -> N
     assert wrong(desk) == []
 
 
+def test_an_inner_batch_that_ends_again_after_the_outer_one_is_forgotten_leaves_nothing_of_it(desk: Desk) -> None:
+    outer, inner = nested(desk, **both(desk))
+    held = inner.run("A", "x")
+    outer.seal()
+    inner.seal()
+    desk.fail("A", held)
+    finish(desk, int(started(desk)["claim"]))
+    assert outer.state() == "ended"
+    desk.client.delete(BatchKeys(desk.q).part(OTHER))  # it has expired
+    put_back(desk, held)
+    [held] = desk.take("A", 1)
+    finish(desk, held)
+    assert inner.state() == "ended"
+    assert "batch" not in started(desk)
+    assert not [name for name in desk.state() if name.startswith(f":part:{OTHER}")]
+
+
 def test_a_cancel_of_the_outer_batch_cancels_the_inner_one(desk: Desk) -> None:
     outer, inner = nested(desk)
     held = inner.run("A", "x")

@@ -347,19 +347,20 @@ local function end_if_complete(base, id, now)
   redis.call('HDEL', batch, 'checks', 'follow_up')
   check_batch_in(base, id, whole_number(kept[4], 0), now)
   local kind, ready = (finished < added or kept[6]) and 'otherwise' or 'then', 0
+  local parent = kept[7] and batch_to_rejoin(base, kept[7]) or false -- false also if its part is not stored any more
   local follow_up = redis.call('HMGET', batch, kind, kind .. '_options', kind .. '_task')
   if follow_up[1] then
     local facts = {home = base, id = id, token = kept[3], added = added, finished = finished, failed = failed,
       cancelled = cancelled, endings = endings, ended_at = digits(now), meta = kept[5] or nil,
       cancel_reason = kept[6] or nil}
-    local sent, name = send_follow_up(base, kind, follow_up, facts, kept[7])
+    local sent, name = send_follow_up(base, kind, follow_up, facts, parent)
     if name then
       redis.call('HSET', batch, 'follow_up', name)
     end
     ready = sent
   end
-  if kept[7] then
-    note_member(kept[7], kind == 'then' and 'finished' or 'failed', NESTED .. id)
+  if parent then
+    note_member(parent, kind == 'then' and 'finished' or 'failed', NESTED .. id)
   end
   notify_batch(base, id, 'ended')
   return ready
