@@ -28,6 +28,7 @@ from worqr.peer import children, durable, steps
 
 if TYPE_CHECKING:
     from tests.peer.conftest import NewMesh
+    from tests.support.servers import Server
 
 pytestmark = pytest.mark.one_server
 
@@ -988,24 +989,32 @@ async def test_a_step_waits_for_its_next_try_whatever_its_arguments_are(new_mesh
         await job.cancel()
 
 
-async def test_a_run_that_keeps_its_claim_has_got_further_by_its_wait(new_mesh: NewMesh) -> None:
+async def test_a_run_that_keeps_its_claim_has_got_further_by_its_wait(
+    new_mesh: NewMesh, server: Server, prefix: str
+) -> None:
     mesh, calls = new_mesh(), list[str]()
 
-    @mesh.workflow(name="fulfil", result_ttl=60, retry=worqr.RetryPolicy(retry_for=3, min_backoff=0.5, max_backoff=0.5))
+    @mesh.workflow(
+        name="fulfil", result_ttl=60, retry=worqr.RetryPolicy(retry_for=86400, min_backoff=3600, max_backoff=3600)
+    )
     async def fulfil() -> None:
         calls.append("run")
         if len(calls) == 1:
-            await trio.sleep(2.5)
             raise ValueError("before the wait")
         await worqr.wait_for("go", int)
         if "waited" not in calls:
             calls.append("waited")
-            await trio.sleep(0.6)
             raise ValueError("after the wait")
 
     async with mesh.join():
         job = await fulfil.dispatch()
         await job.send("go", 1)
+        key = f"{prefix}:{{fulfil}}:job:{job.id}"
+        await until(lambda: server.client().hexists(key, "failing_since"))
+        server.client().hset(key, "failing_since", 1)  # it has failed for longer than the policy allows
+        assert await fulfil.queue.run_now(job.id) == 1
+        await until(lambda: "waited" in calls and server.client().exists(key))  # it is tried again
+        assert await fulfil.queue.run_now(job.id) == 1
         await job.result(PATIENCE)
 
 
