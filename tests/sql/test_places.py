@@ -104,6 +104,14 @@ def test_a_savepoint_that_is_released_sends_nothing_before_the_commit(
     assert (waiting(mesh), left(outbox)) == (1, 0)
 
 
+def test_a_session_with_an_engine_for_each_model_names_the_remedy(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, engine: sa.Engine
+) -> None:
+    outbox = new_outbox(engine)
+    with orm.Session(binds={}) as session, pytest.raises(UsageError, match=r"pass Session\(bind=engine"):
+        outbox.enqueue(session, confirm.call(1))
+
+
 @pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only", "control_fully"])
 def test_a_session_that_joins_a_transaction_does_not_decide_its_commit(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, engine: sa.Engine, mode: Any
@@ -283,9 +291,15 @@ def test_psycopg(mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, clu
         with connection.transaction(force_rollback=True):
             outbox.enqueue(connection, confirm.call(3))
         outbox.enqueue(connection, confirm.call(4), atomic=False)
+        with outbox.transaction(connection):
+            outbox.enqueue(connection, confirm.call(5))
+            raise psycopg.Rollback
+        connection.cursor_factory = psycopg.RawCursor
+        with outbox.transaction(connection):
+            outbox.enqueue(connection, confirm.call(6))
     outbox.send()
     outbox.close(PATIENCE)
-    assert (waiting(mesh), left(outbox)) == (2, 0)
+    assert (waiting(mesh), left(outbox)) == (3, 0)
 
 
 def test_psycopg_on_asyncio(
@@ -298,10 +312,16 @@ def test_psycopg_on_asyncio(
                 pass
             async with outbox.transaction(connection):
                 await outbox.enqueue(connection, confirm.call(1))
+            async with outbox.transaction(connection):
+                await outbox.enqueue(connection, confirm.call(2))
+                raise psycopg.Rollback
+            connection.cursor_factory = psycopg.AsyncRawCursor
+            async with outbox.transaction(connection):
+                await outbox.enqueue(connection, confirm.call(3))
         await asyncio.to_thread(outbox.close, PATIENCE)
 
     asyncio.run(main())
-    assert waiting(mesh) == 1
+    assert waiting(mesh) == 2
 
 
 def test_asyncpg(mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str) -> None:

@@ -161,13 +161,15 @@ class PsycopgPlace(_DriverPlace):
     """A connection of psycopg 3."""
 
     def run(self, statement: Statement) -> Any:
-        sql, parameters = statement
-        found = self._cursor().execute(_MARK.sub("%s", sql), parameters)
+        found = self._execute(statement)
         return cast("Rows", found.fetchall() if found.description else [])
 
-    def _cursor(self) -> Any:
-        """Return a cursor whose rows are tuples. Those of the application may be dicts."""
-        return self._connection.cursor(row_factory=sys.modules["psycopg.rows"].tuple_row)
+    def _execute(self, statement: Statement) -> Any:
+        """Execute with a cursor of the application, whose rows are tuples here, and whose marks may be those of the server."""
+        sql, parameters = statement
+        cursor = self._connection.cursor(row_factory=sys.modules["psycopg.rows"].tuple_row)
+        is_raw = any(each.__name__ == "RawCursorMixin" for each in type(cursor).__mro__)
+        return cursor.execute(numbered_marks(sql, "$", 1) if is_raw else _MARK.sub("%s", sql), parameters)
 
     def autocommits(self) -> bool:
         return bool(self._connection.autocommit) and self._connection.info.transaction_status == 0  # IDLE
@@ -182,8 +184,7 @@ class AsyncPsycopgPlace(PsycopgPlace):
         return self._run(statement)
 
     async def _run(self, statement: Statement) -> Rows:
-        sql, parameters = statement
-        found = await self._cursor().execute(_MARK.sub("%s", sql), parameters)
+        found = await self._execute(statement)
         return await found.fetchall() if found.description else []
 
 
@@ -297,7 +298,14 @@ class SessionPlace(_DriverPlace):
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         self._session = session
-        self.dialect: str = check_dialect(session.get_bind().dialect.name)
+        try:
+            bind = session.get_bind()
+        except sys.modules["sqlalchemy.exc"].UnboundExecutionError as error:
+            raise UsageError(
+                "this session has no engine for tables without a model, such as the outbox: pass Session(bind=engine, ...), "
+                "or give the outbox the session's connection"
+            ) from error
+        self.dialect: str = check_dialect(bind.dialect.name)
 
     def run(self, statement: Statement) -> Any:
         return _rows(self._session.connection().execute(*_to_text(statement)))

@@ -438,13 +438,14 @@ class _Block:
             self._begin().__enter__()
         self._begun()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: Any) -> bool | None:
         committed = False
         try:
-            self._block.__exit__(*error)
+            swallows = self._block.__exit__(*error)  # as that of psycopg its Rollback
             committed = error[0] is None
         finally:
             self._end(committed)
+        return bool(swallows)
 
     async def __aenter__(self) -> None:
         if not self._place.is_async:
@@ -452,13 +453,14 @@ class _Block:
         await self._begin().__aenter__()
         self._begun()
 
-    async def __aexit__(self, *error: Any) -> None:
+    async def __aexit__(self, *error: Any) -> bool | None:
         committed = False
         try:
-            await self._block.__aexit__(*error)
+            swallows = await self._block.__aexit__(*error)
             committed = error[0] is None
         finally:
             self._end(committed)
+        return bool(swallows)
 
 
 # Effects in a database that happen once: whether a step of a job was committed, in a row of the transaction of the effect
