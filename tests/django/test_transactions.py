@@ -242,7 +242,16 @@ def test_run_tasks_in_a_test_case(project: Project) -> None:
                     self.assertEqual((len(callbacks), sent.all()), (1, []))
                     callbacks[0]()
                     self.assertEqual(len(sent.all()), 1)
+
+            def test_a_call_for_another_application_does_not_run(self):
+                import worqr
+                from worqr.django.meshes import mesh_of
+                mesh = mesh_of(tasks.late.get_backend())
+                with run_tasks() as ran:
+                    worqr.sync(mesh.enqueue_many, [mesh.call("billing.invoice", order=7)])
+                    tasks.count.enqueue()
+                self.assertEqual(len(ran), 1)
         """,
     )
     said = project.manage("test", "--verbosity", "0", WORQR_URL="unix:///nowhere/worqr.sock")
-    assert "Ran 4 tests" in said
+    assert "Ran 5 tests" in said

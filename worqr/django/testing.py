@@ -28,7 +28,7 @@ def run_tasks(*, raise_errors: bool = True) -> Iterator[list[Any]]:
 
     First the ``on_commit`` hooks of the block run, as in ``captureOnCommitCallbacks(execute=True)``. Then each task and each
     call of the meshes' functions runs here, in order, and what they enqueue runs, too. A task runs once, and `run_after` and
-    delays are not waited for.
+    delays are not waited for. A call of a function that the mesh does not declare is for another application, and does not run.
 
     Args:
         raise_errors: Raise what a task raises. False: its result is FAILED.
@@ -69,8 +69,9 @@ def _run_all(sent: list[tuple[Mesh[Any], Sent]], ran: list[Any], *, raise_errors
             for call in each.all()[done[n] :]:
                 done[n] += 1
                 assert sum(done) <= MOST, f"run_tasks() has run {MOST:,} calls: does {call.name} enqueue itself?"
-                with _hooks():
-                    _run(mesh, call, ran, raise_errors=raise_errors)
+                if call.queue in mesh.functions:
+                    with _hooks():
+                        _run(mesh, call, ran, raise_errors=raise_errors)
 
 
 def _run(mesh: Mesh[Any], call: Call[Any], ran: list[Any], *, raise_errors: bool) -> None:
