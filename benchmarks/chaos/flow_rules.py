@@ -20,6 +20,7 @@ from benchmarks.chaos.workload import (
     LIFETIME,
     MAIL,
     NESTS,
+    NEXT_TRY,
     OVER,
     SLEPT,
     STARTED,
@@ -246,7 +247,8 @@ def outcomes(case: Case) -> Iterator[Violation]:
                 text = f"{subject[1]}: {step.name}: {step.value}: {told(run)}"
                 yield violation(rule, text, subject[1], *about)
         rule = "a job of a workflow did not end"
-        for job in jobs if any(run.how == "returned" for run in runs) else ():
+        was_over = any(True for _ in _values(runs, NEXT_TRY))  # before it came to its jobs
+        for job in jobs if any(run.how == "returned" for run in runs) and not was_over else ():
             found = (queue_of_job(job), job)
             has_ended = any(run.is_final for run in case.history.runs.get(found, ()))
             if has_ended or job in dead or any(_cancelled(case, each) for each in (found, *starters_of(job))):

@@ -37,6 +37,7 @@ from benchmarks.chaos.workload import (
     LIFETIME,
     MAIL,
     NESTS,
+    NEXT_TRY,
     OVER,
     PREFIX,
     RESULT_TTL,
@@ -231,6 +232,9 @@ def _take(run: Run, name: str) -> Generator[Durable, Any, int]:
         value: int = yield "take", (name,), {}
     except worqr.StepFailed:
         value = STEP_FAILED
+    except worqr.LifetimeOver:
+        run.note("waited", name=f"{NEXT_TRY}{name}", value=OVER)
+        raise
     run.note("stepped", name=name, value=value)
     return value
 

@@ -130,6 +130,8 @@ KEYS: Final = {
     "mail 0": f"wait for {MAIL}",
 }
 """The waits that a producer may end: their names in the ledger, and their keys."""
+NEXT_TRY: Final = "next try of "
+"""The beginning of the name of a wait for the next try of a step."""
 STEP_FAILED: Final = -1
 """Stands for the result of a step that has failed for good."""
 TIMED_OUT, SLEPT, OVER = "timeout", "slept", "over"

@@ -10,7 +10,7 @@ from benchmarks.chaos.case import Case
 from benchmarks.chaos.checker import RULES
 from benchmarks.chaos.excuses import Excuses
 from benchmarks.chaos.history import History
-from benchmarks.chaos.workload import STARTS, result_of, script_of
+from benchmarks.chaos.workload import OVER, STARTS, result_of, script_of
 from tests.chaos.ledgers import (
     CALM,
     CANCELLED_FLOW,
@@ -573,6 +573,14 @@ def twice(peer: str = "peer-2", lasts: float = 0.1, again: float = 44) -> Story:
 
 def drop_run_of_killed(story: Story) -> None:
     story.entries = [e for e in story.entries if e.facts.get("fence") != 50]
+
+
+def test_a_workflow_whose_lifetime_is_over_before_it_comes_to_its_jobs_starts_none() -> None:
+    story = correct()
+    _lose_job(story)
+    assert "a job of a workflow did not end" in rules_broken(story)
+    story.wait(44.05, flow_claims(story)[0], next_try_of_step_0=OVER)
+    assert "a job of a workflow did not end" not in rules_broken(story)
 
 
 def test_without_a_fault_nothing_is_excused() -> None:
