@@ -9,6 +9,7 @@ from typing import Final
 
 from benchmarks.chaos.history import History, Run, Span
 from benchmarks.chaos.workload import ASYNCIO, FLOW_ASYNCIO, FLOW_NESTED, FLOWS, HAND, NOT_KILLED, script_of
+from worqr.peer.children import ROOM_WITHIN
 
 FROZEN: Final = 1.5
 """Seconds without the CPU after which a worker may have missed its keepalive: 3 s less the beat's period and some latency."""
@@ -247,10 +248,13 @@ class Excuses:
         return times
 
     def _left_as_it_sent_jobs(self, run: Run, until: float) -> str | None:
-        """The run of a workflow ends when its jobs are sent, which is later than its function ends."""
+        """The run of a workflow ends when its jobs are sent, which is later than its function ends. It waits for room for them,
+        also if the server is out of memory.
+        """
         if run.queue not in {*FLOWS, FLOW_NESTED} or run.ended is None or not script_of(run.task).jobs:
             return None
-        near = any(run.ended <= at <= until and self._unsettled(run, at) for at in self._times_cancelled(run))
+        times = self._times_cancelled(run)
+        near = any(run.ended <= at <= until and self._unsettled(run, at - ROOM_WITHIN) for at in times)
         return "left as a workflow sent its jobs" if near else None
 
 

@@ -680,7 +680,12 @@ def test_what_fails_on_asyncio_as_its_queue_is_left_is_given_back(
     ("queue", "has_jobs", "leaves", "broken"),
     [
         *(("flow", True, 37.2, False), ("flow_process", True, 37.2, False), ("flow", False, 37.2, True)),
-        *(("flow", True, 37.0, True), ("flow", True, 40.5, True), ("raw", True, 37.2, True)),
+        *(
+            ("flow", True, 37.0, True),
+            ("flow", True, 40.5, False),
+            ("flow", True, 41.2, True),
+            ("raw", True, 37.2, True),
+        ),
     ],
 )
 def test_a_workflow_whose_peer_leaves_while_it_sends_its_jobs_is_given_back(
