@@ -62,6 +62,16 @@ def ran(far: Desk, key: str = PACK, **options: Any) -> int:
     return held
 
 
+async def with_a_failed_child(desk: Desk, far: Desk) -> int:
+    """The claim of a workflow that knows that its job has failed."""
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk)
+    far.call(ops.fail_task(far.q, "B", ran(far), BOOM))
+    await relay(desk, far)
+    return held
+
+
 def test_children_are_noted_before_they_are_dispatched(desk: Desk) -> None:
     held = workflow(desk)
     before = desk.state()
@@ -228,11 +238,7 @@ async def test_the_first_of_several_wakes_it_and_stays_the_first(desk: Desk, far
 
 
 async def test_a_winner_that_is_tried_again_has_won_nothing(desk: Desk, far: Desk) -> None:
-    held = workflow(desk)
-    note(desk, held, PACK)
-    start(far, desk)
-    far.call(ops.fail_task(far.q, "B", ran(far), BOOM))
-    await relay(desk, far)
+    held = await with_a_failed_child(desk, far)
     race = Wait("race", "first", about=PACK, in_ms=1000)
     assert suspend(desk, held, race).status == "ready"
     kept = int(active(desk)["saved_size"])
@@ -337,11 +343,7 @@ async def test_a_late_dispatch_of_a_child_that_has_ended_tells_the_end_again(des
 
 
 async def test_a_failed_child_is_remembered_as_long_as_its_record(desk: Desk, far: Desk) -> None:
-    held = workflow(desk)
-    note(desk, held, PACK)
-    start(far, desk)
-    far.call(ops.fail_task(far.q, "B", ran(far), BOOM))
-    await relay(desk, far)
+    await with_a_failed_child(desk, far)
     desk.client.hdel(desk.q.active("x"), f"end:{PACK}")
     far.client.delete(far.q.ended(f"x/{PACK}"))
     assert start(far, desk) == "unchanged"
@@ -599,11 +601,7 @@ async def test_a_failed_child_that_cannot_be_put_back_starts_anew(desk: Desk, fa
 
 
 async def test_a_child_that_failed_before_its_parent_was_suspended_is_tried_again(desk: Desk, far: Desk) -> None:
-    held = workflow(desk)
-    note(desk, held, PACK)
-    start(far, desk)
-    far.call(ops.fail_task(far.q, "B", ran(far), BOOM))
-    await relay(desk, far)
+    held = await with_a_failed_child(desk, far)
     assert suspend(desk, held, ONE).status == "ready"
     desk.fail("A", held)
     desk.call(ops.retry_aside(desk.q, "failed", [held]))
