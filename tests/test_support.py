@@ -21,7 +21,7 @@ from tests.support.leaks import assert_no_leaks, dump
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.resp import frame_end, is_push, words
-from tests.support.sampling import SLOW, TESTS, share_of
+from tests.support.sampling import SHARES, SLOW, TESTS, share_of
 from tests.support.scheduling import LONGEST_FIRST
 from tests.support.servers import Server
 
@@ -222,10 +222,11 @@ def test_a_case_that_is_asked_for_runs(swept: Callable[..., list[str]]) -> None:
 
 
 def test_of_slow_files_a_share_runs_and_of_others_all() -> None:
-    assert [name for name in SLOW if not (TESTS / name).exists()] == []
+    assert [name for name in SHARES if not (TESTS / name).exists()] == []
+    assert len(SHARES) == sum(len(names.split()) for names in SLOW.values())
     shares = {name: share_of(TESTS / name) for name in ("docs/test_howto.py", "model/test_protocol.py", "test_keys.py")}
-    assert shares == {"docs/test_howto.py": SLOW["docs"], "model/test_protocol.py": SLOW["model"], "test_keys.py": 1.0}
-    assert all(0 < share < 1 for share in SLOW.values())
+    assert shares == {"docs/test_howto.py": 0.05, "model/test_protocol.py": 0.05, "test_keys.py": 1.0}
+    assert all(0 < share < 1 for share in SLOW)
 
 
 def test_the_longest_files_are_there() -> None:

@@ -35,80 +35,46 @@ SAMPLE = pytest.StashKey[Sample]()
 TESTS = Path(__file__).parent.parent
 
 SLOW = {
-    "chaos/test_run.py": 0.1,
-    "cli": 0.3,
-    "cli/test_run.py": 0.25,
-    "cli/test_workers.py": 0.15,
-    "client/test_asyncio.py": 0.5,
-    "client/test_mesh_info.py": 0.3,
-    "client/test_stored_schedules.py": 0.5,
-    "client/test_sync.py": 0.3,
-    "dashboard": 0.4,
-    "dashboard/test_accessible.py": 0.1,
-    "dashboard/test_browser.py": 0.15,
-    "dashboard/test_bulk.py": 0.3,
-    "dashboard/test_faults.py": 0.3,
-    "dashboard/test_forgery.py": 0.3,
-    "dashboard/test_hostile.py": 0.1,
-    "dashboard/test_live.py": 0.2,
-    "dashboard/test_mounts.py": 0.2,
-    "dashboard/test_payloads.py": 0.3,
-    "dashboard/test_security.py": 0.3,
-    "dashboard/test_waiting.py": 0.3,
-    "django": 0.2,
-    "docs": 0.08,
-    "faults": 0.15,
-    "hosting": 0.4,
-    "hosting/test_thread_peer.py": 0.3,
-    "link/test_cluster_faults.py": 0.3,
-    "link/test_cluster_places.py": 0.3,
-    "link/test_cluster_router.py": 0.3,
-    "link/test_first_contact.py": 0.4,
-    "link/test_heartbeat.py": 0.4,
-    "link/test_node_client.py": 0.4,
-    "link/test_outage.py": 0.3,
-    "link/test_refusals.py": 0.3,
-    "mistakes": 0.3,
-    "model": 0.1,
-    "ops/test_every_script.py": 0.3,
-    "ops/test_job_machine.py": 0.5,
-    "ops/test_odd_values.py": 0.3,
-    "peer/executors/processes": 0.3,
-    "peer/leader/test_due_jobs.py": 0.4,
-    "peer/leader/test_schedule_ticker.py": 0.3,
-    "peer/test_consumer_shutdown.py": 0.3,
-    "peer/test_odd_errors.py": 0.3,
-    "peer/test_session.py": 0.3,
-    "peer/test_slots.py": 0.5,
-    "peer/test_stuck_handlers.py": 0.2,
-    "peer/test_workflows.py": 0.5,
-    "sql": 0.35,
-    "testing": 0.5,
-    "testing/test_plugin.py": 0.3,
-    "test_acl.py": 0.4,
-    "test_auto_benchmark.py": 0.2,
-    "test_benchmarks.py": 0.1,
-    "test_cluster.py": 0.2,
-    "test_demo.py": 0.2,
-    "test_editor.py": 0.3,
-    "test_examples.py": 0.2,
-    "test_metrics.py": 0.5,
-    "test_odd_values.py": 0.3,
-    "test_prefixes.py": 0.4,
-    "test_probes.py": 0.3,
-    "test_project.py": 0.5,
-    "test_prometheus.py": 0.3,
-    "test_replicas.py": 0.3,
-    "test_rivals.py": 0.1,
-    "test_sentinel.py": 0.2,
-    "test_support.py": 0.4,
-    "test_tls.py": 0.4,
-    "test_typed_clients.py": 0.3,
-    "test_walks.py": 0.5,
-    "test_web.py": 0.1,
-    "test_wire.py": 0.5,
+    0.02: "cli/test_workers",
+    0.05: (
+        "chaos/test_run cli/test_document dashboard/test_accessible dashboard/test_browser docs/test_howto "
+        "faults/test_batches model/test_protocol"
+    ),
+    0.1: (
+        "cli/test_run dashboard/test_security django/test_outbox faults/test_crash_points faults/test_jobs "
+        "faults/test_move hosting/test_thread_peer link/test_cluster_faults link/test_cluster_router link/test_refusals "
+        "peer/leader/test_schedule_ticker peer/test_consumer_shutdown peer/test_stuck_handlers peer/test_workflows "
+        "sql/test_outbox sql/test_places test_acl test_cluster test_odd_values test_typed_clients test_web"
+    ),
+    0.2: (
+        "cli/test_dashboard client/test_sync dashboard/test_bulk dashboard/test_faults dashboard/test_live "
+        "django/test_commands docs/test_raw docs/test_tutorial faults/test_cut_connections faults/test_history "
+        "faults/test_lists faults/test_refusals faults/test_zombies link/test_heartbeat "
+        "peer/executors/processes/test_worker peer/leader/test_due_jobs peer/test_session peer/test_shared_limits "
+        "test_examples test_prometheus test_sentinel"
+    ),
+    0.35: (
+        "cli/test_data_server cli/test_main cli/top/test_command client/test_asyncio client/test_mesh_info "
+        "client/test_schedules client/test_sharded_queues dashboard/test_forgery django/test_admin docs/test_migrate "
+        "docs/test_pages faults/test_saving link/test_cluster_places link/test_first_contact link/test_outage "
+        "link/test_replicas ops/test_every_script ops/test_odd_values peer/executors/processes/test_pool "
+        "peer/test_deadlines peer/test_delivery peer/test_limits peer/test_odd_errors peer/test_results "
+        "peer/test_run_counter peer/test_slots sql/test_kills test_credentials test_mesh test_prefixes test_wire "
+        "testing/test_plugin"
+    ),
+    0.6: (
+        "cli/test_produce_commands cli/test_script cli/test_task_commands client/test_batches client/test_producer "
+        "client/test_queue client/test_room client/test_topics dashboard/test_mounts dashboard/test_payloads "
+        "dashboard/test_tables docs/test_others faults/test_recovery hosting/test_asyncio_peer link/test_sentinel "
+        "link/test_subscriptions link/test_thread_driver mistakes/test_command_line ops/test_clustered ops/test_lanes "
+        "peer/leader/test_scanner peer/test_claims peer/test_failure_handlers peer/test_late_functions "
+        "peer/test_list_functions peer/test_reconciler peer/test_scheduler peer/test_work_map_refresher test_embedded "
+        "test_go_client test_lua test_otel_metrics test_project test_replicas"
+    ),
 }
-"""Files and folders whose tests start programs, browsers and clusters, or wait for what takes its time: the share that runs."""
+"""The share that runs of the files that would take more than 5 s: they start programs, browsers and clusters, or wait. So all
+tests of a run take 5 minutes."""
+SHARES = {f"{name}.py": share for share, names in SLOW.items() for name in names.split()}
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -175,8 +141,7 @@ def _server_of(item: pytest.Item) -> str:
 
 def share_of(file: Path) -> float:
     """Return the share of the tests of a file that runs without ``--all``."""
-    path = file.relative_to(TESTS)
-    return min((SLOW[name] for each in (path, *path.parents) if (name := each.as_posix()) in SLOW), default=1.0)
+    return SHARES.get(file.relative_to(TESTS).as_posix(), 1.0)
 
 
 def summary(reporter: pytest.TerminalReporter, sample: Sample) -> None:
