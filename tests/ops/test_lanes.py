@@ -394,6 +394,31 @@ def test_a_retry_behind_a_cancelled_job_is_not_due_before_its_time(desk: Desk) -
     assert (desk.start("A", 1).entries, wrong(desk)) == ([], [])
 
 
+def test_a_retry_behind_an_expired_job_is_not_due_before_its_time(desk: Desk) -> None:
+    waits_for_its_retry(desk)
+    fill(desk, "a", "urgent", front=True, expires="1")
+    assert (desk.start("A", 2).entries, wrong(desk)) == ([None], [])
+
+
+def test_a_retry_behind_a_job_whose_tag_was_cancelled_is_not_due_before_its_time(desk: Desk) -> None:
+    waits_for_its_retry(desk)
+    fill(desk, "b", "b1", tags="red")
+    fill(desk, "a", "urgent", front=True, tags="red")
+    reply = desk.call(ops.cancel_tagged(desk.q, "red", budget=1))
+    assert reply is not None and reply.more
+    assert (desk.start("A", 2).entries, wrong(desk)) == ([], [])
+
+
+def test_a_suspended_job_behind_an_expired_one_keeps_its_place_in_a_strict_lane(desk: Desk) -> None:
+    declare(desk, strict=True)
+    fill(desk, "a", "a1", "a2")
+    [held] = desk.take("A", 1)
+    wait = ops.Wait("paid #1", "event", "paid")
+    assert desk.call(ops.suspend_task(desk.q, "A", held, [wait])).status == "suspended"
+    fill(desk, "a", "urgent", front=True, expires="1")
+    assert (desk.start("A", 3).entries, wrong(desk)) == ([None], [])
+
+
 def test_a_job_that_was_put_off_holds_its_strict_lane_no_more(desk: Desk) -> None:
     declare(desk, strict=True)
     fill(desk, "a", "a1", "a2")

@@ -533,8 +533,9 @@ end
 
 -- Moves the last item of the list `source` under `claim` of the worker of the `start`. The caller adds the claim to the worker's set of
 -- claims. Returns one of: taken, the entry, its size in bytes and its lane; empty; expired (the job went to the
--- dead-letter queue); skipped; suspect and its id. A reference is skipped, and removed, if its record is gone, has no task or
--- does not wait there: a job of this id may have been dispatched again, in another lane. A suspect of a lane, whose list is the `source` then, is moved to the suspects instead.
+-- dead-letter queue); skipped, and true if its job was cancelled just now; suspect and its id. A reference is skipped, and
+-- removed, if its record is gone, has no task or does not wait there: a job of this id may have been dispatched again, in another
+-- lane. A suspect of a lane, whose list is the `source` then, is moved to the suspects instead.
 local function claim_one(start, source, claim, of_lane)
   local base, worker, now = start.base, start.worker, start.now
   local held = base .. ':claim:' .. claim
@@ -555,10 +556,10 @@ local function claim_one(start, source, claim, of_lane)
   local kept = own(redis.pcall('HMGET', job, 'state', 'suspect', 'lane', 'open', 'tags', 'last')) or {}
   local elsewhere = (kept[3] or nil) ~= of_lane -- a suspect of a lane waits among the suspects with its place
     and (source ~= base .. ':suspects' or redis.call('HEXISTS', base .. ':lanes:claims', ':' .. id) == 0)
-  if kept[1] ~= 'waiting' or elsewhere or redis.call('HEXISTS', job, 'task') == 0
-    or kept[5] and cancel_reached(start, id, kept[5], kept[6], of_lane, source == base .. ':suspects' and kept[3]) then
+  local gone = kept[1] ~= 'waiting' or elsewhere or redis.call('HEXISTS', job, 'task') == 0
+  if gone or kept[5] and cancel_reached(start, id, kept[5], kept[6], of_lane, source == base .. ':suspects' and kept[3]) then
     redis.call('DEL', held)
-    return 'skipped'
+    return 'skipped', not gone
   elseif of_lane and kept[2] then
     redis.call('RPOPLPUSH', held, base .. ':suspects')
     return 'suspect', id
@@ -623,8 +624,9 @@ local function why_no_more(base, room)
 end
 
 -- Takes up to `most` tasks of the list, which is that of a `lane` (nil: of none). Returns the last status of claim_one, how many
--- items were taken from the list, and the id of a suspect. Stops at a suspect of a lane.
-local function take(start, list, most, lane)
+-- items were taken from the list, and the id of a suspect. Stops at a suspect of a lane and, where lanes are `strict`, behind a job
+-- that has expired or was cancelled, if the next one is not due yet.
+local function take(start, list, most, lane, strict)
   local base, reply, mine = start.base, start.reply, start.mine
   local taken, skipped, bytes, room = start.taken, start.skipped, start.bytes, math.min(start.room, #mine + most)
   local status, items, id = 'taken', 0, nil
@@ -647,6 +649,9 @@ local function take(start, list, most, lane)
     items = items + 1
     if status == 'suspect' then
       id = entry
+      break
+    elseif strict and (status == 'expired' or status == 'skipped' and entry)
+      and (front_due_at(base, lane, list) or 0) > start.now then
       break
     end
   end

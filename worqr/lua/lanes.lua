@@ -570,7 +570,7 @@ local function visit_lane(start, turns, lane, turn)
   local status, items, suspect = 'empty', 0, nil
   turns.next = turns.next + 1
   if visit.left > 0 then
-    status, items, suspect = take(start, visit.list, math.min(turns.quantum, visit.room), lane)
+    status, items, suspect = take(start, visit.list, math.min(turns.quantum, visit.room), lane, visit.rules.strict)
   end
   if start.skipped > skipped then
     add_gone(start.base, lane, skipped - start.skipped)
