@@ -176,6 +176,16 @@ def test_a_producer_that_does_not_listen_takes_no_room(desk: Desk) -> None:
     assert heard == [(":room:B", b"7")]
 
 
+def test_a_producer_that_does_not_listen_takes_no_room_in_a_lane(desk: Desk) -> None:
+    desk.enter("A")
+    desk.dispatch("a", lane="gold")
+    for name in (*(f"gone-{n}" for n in range(8)), "B-7"):
+        desk.dispatch("more", lane="gold", max_lane_length=1, waiter=f"{name} 1")
+    with desk.listening(channel(desk, "B")) as heard:
+        desk.start("A", 1)
+    assert heard == [(":room:B", b"7")]
+
+
 def test_who_finds_room_by_itself_waits_no_longer(full: Desk) -> None:
     full.client.rpop(full.q.base)
     assert full.call(ops.enqueue(full.q, [b"x"], max_length=3, waiter="B-7")) == 1

@@ -358,6 +358,16 @@ local function has_room(base, wish, length, promised, now)
   return true
 end
 
+-- Counts the tasks of a producer that has_room has counted, and that does not listen any more, no longer.
+local function take_promise_back(wish, promised)
+  local tasks, lane_bound, lane = string.match(wish, '^%S+ (%d+) (%S+) %d+ (.*)$')
+  tasks = tonumber(tasks or '') or 0
+  promised[''] = promised[''] - tasks
+  if tonumber(lane_bound or '') then
+    promised[lane] = promised[lane] - tasks
+  end
+end
+
 -- Wakes some of the producers that wait for room, as many as have room together. One that does not listen any more is removed,
 -- and takes no room. An error (a key has a foreign type) ends it quietly, because the caller has written already.
 local function wake_producers(base)
@@ -368,15 +378,14 @@ local function wake_producers(base)
   end)
   local promised, now = {[''] = 0}, now_ms()
   for i = 1, known and #found or 0, 2 do
-    local before, channel, number = promised[''], string.match(found[i], '^(%w+)%-(%d+)$')
+    local channel, number = string.match(found[i], '^(%w+)%-(%d+)$')
     local checked, fits = pcall(function()
       return has_room(base, found[i + 1], length, promised, now)
     end)
     if checked and fits then
       redis.call('HDEL', waiters, found[i])
-      local receivers = redis.pcall('PUBLISH', base .. ':room:' .. (channel or ''), number or '')
-      if receivers == 0 then
-        promised[''] = before
+      if redis.pcall('PUBLISH', base .. ':room:' .. (channel or ''), number or '') == 0 then
+        take_promise_back(found[i + 1], promised)
       end
     end
   end
