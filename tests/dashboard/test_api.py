@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
 
 import worqr
 from tests.dashboard.conftest import Site
+from tests.support.patience import PATIENCE
 from worqr.dashboard import reader
 
 
@@ -41,6 +44,22 @@ async def test_running_tasks_are_load(connected: worqr.Mesh, site: Site) -> None
         await job.cancel(wait=60)
         assert (await site.get("/api/v1/scale", queue="mail", places="100")).json()["wanted"] == 0
         nursery.cancel_scope.cancel()
+
+
+async def test_as_many_running_tasks_are_listed_as_are_asked_for(connected: worqr.Mesh, site: Site) -> None:
+    async def handler(task: bytes) -> None:
+        await trio.sleep_forever()
+
+    queue = connected.queue("mail")
+    await queue.enqueue(*[b"%d" % n for n in range(60)])
+    async with connected.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "mail", handler, concurrency=60))
+        with trio.fail_after(PATIENCE):
+            while (await queue.info()).running < 60:
+                await trio.sleep(0.01)
+        assert len((await site.get("/api/v1/running", limit="60")).json()["rows"]) == 60
+        nursery.cancel_scope.cancel()
+    await queue.delete()
 
 
 @pytest.mark.parametrize(

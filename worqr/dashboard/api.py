@@ -270,7 +270,9 @@ async def lanes(visit: Visit) -> Rows:
 async def running(visit: Visit) -> Rows:
     """The running tasks of all queues."""
     state, worker = await pages.look(visit), visit.text("worker")
-    found, refused = await pages.running_tasks(visit, state, await pages.served_by(visit, worker), worker)
+    found, refused = await pages.running_tasks(
+        visit, state, await pages.served_by(visit, worker), worker, _limit(visit)
+    )
     if refused and not found:
         raise Refused(502, f"The server refuses to show the running tasks: {next(iter(refused.values()))}")
     return Rows([task_row(name, task, visit.redactor) for name, task in found[: _limit(visit)]], {})

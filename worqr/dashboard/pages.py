@@ -487,16 +487,16 @@ async def served_by(visit: Visit, worker: str) -> Collection[str] | None:
 
 
 async def running_tasks(
-    visit: Visit, state: MeshState, served: Collection[str] | None, worker: str = ""
+    visit: Visit, state: MeshState, served: Collection[str] | None, worker: str = "", most: int = PAGE + 1
 ) -> tuple[list[tuple[str, TaskInfo]], dict[str, str]]:
-    """Return the tasks that run longest, with their queues; and the queues whose running tasks the server refuses to list, with
-    its words. If the id of a worker and the queues that it serves are given: the tasks of this worker.
+    """Return the tasks that run longest, `most` of each queue, with their queues; and the queues whose running tasks the server
+    refuses to list, with its words. If the id of a worker and the queues that it serves are given: the tasks of this worker.
     """
     busy = [each for each in state.queues if each.running and (served is None or each.name in served)]
     names = [each.name for each in sorted(busy, key=lambda info: -info.running)]
 
     async def read(name: str) -> tuple[list[TaskInfo], str]:
-        limit = OF_ONE_WORKER if worker else PAGE + 1
+        limit = OF_ONE_WORKER if worker else most
         return await unless_refused(
             partial(queue_named(visit.mesh.queue, name).running, limit, worker=worker), list[TaskInfo]()
         )
