@@ -58,6 +58,7 @@ async def test_as_many_running_tasks_are_listed_as_are_asked_for(connected: worq
             while (await queue.info()).running < 60:
                 await trio.sleep(0.01)
         assert len((await site.get("/api/v1/running", limit="60")).json()["rows"]) == 60
+        assert "10 more are left out" in (await site.get("/running")).text
         nursery.cancel_scope.cancel()
     await queue.delete()
 

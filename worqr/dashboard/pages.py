@@ -466,13 +466,14 @@ async def running(visit: Visit) -> Response:
     """The running tasks of all queues, the longest first."""
     state, worker = await look(visit), visit.text("worker")
     tasks, refused = await running_tasks(visit, state, await served_by(visit, worker), worker)
-    busy = sum(1 for info in state.queues if info.running)
+    busy = sorted((info for info in state.queues if info.running), key=lambda info: -info.running)
+    running = sum(info.running for info in busy[:QUEUES_OF_RUNNING] if info.name not in refused)
     return visit.page(
         "running.html",
         live=visit.link("/live", view="running", worker=worker),
         tasks=tasks[:PAGE],
-        left_out=max(len(tasks) - PAGE, 0),
-        queues_left_out=max(busy - QUEUES_OF_RUNNING, 0),
+        left_out=max((len(tasks) if worker else running) - PAGE, 0),
+        queues_left_out=max(len(busy) - QUEUES_OF_RUNNING, 0),
         refused=refused,
         worker=worker,
         total=sum(info.running for info in state.queues),
