@@ -609,6 +609,30 @@ async def test_handlers_that_use_the_cpu_in_every_thread_cost_no_claim(new_mesh:
         nursery.cancel_scope.cancel()
 
 
+async def test_a_workflow_whose_suspension_the_server_has_not_answered_is_not_stuck(
+    new_mesh: NewMesh, other: worqr.Mesh, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh = new_mesh(url=proxy.url)
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        await worqr.wait_for("approved", str)
+
+    async with other.connect(), mesh.join() as peer:
+        held = proxy.hold_reply(matching=sent_as("suspend_task"), on="data")
+        job = await fulfil.dispatch()
+        await held.wait_executed()
+        monitor = peer._engine.stuck
+        after, monitor.after = monitor.after, 0.0
+        monitor.check_once()
+        monitor.after = after
+        assert monitor.stuck == 0
+        held.release()
+        await job.send("approved", "ada")
+        await job.result(PATIENCE)
+    assert not lines(caplog, "task.stuck")
+
+
 # Runs that no slot has
 
 

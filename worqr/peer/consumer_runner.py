@@ -107,10 +107,10 @@ class StuckHandlerMonitor:
         for consumer in self._consumers:
             if isinstance(consumer, HandlerConsumer):
                 for run in consumer.executing.values():
-                    if run.cancel_reason is not None:
+                    if run.cancel_reason is not None and not _awaits_suspension(run):
                         self._since.setdefault(run, now)
         for run, since in tuple(self._since.items()):
-            if run.host.executing.get(run.fence) is not run:
+            if run.host.executing.get(run.fence) is not run or _awaits_suspension(run):
                 self._forget(run, now - since)
             else:
                 self._check(run, now - since)
@@ -184,6 +184,11 @@ class StuckHandlerMonitor:
         offloaded = run.offloaded
         where = "" if offloaded is None else offloaded.current_stack()
         return where or describe(self._slots.frames_of(run))
+
+
+def _awaits_suspension(run: Run[QueueConsumer]) -> bool:
+    """Return True if the handler of a run has ended, and the server has not replied to its suspension yet."""
+    return run.suspension is not None and run.state is SETTLED
 
 
 # `ConsumerRunner`: makes the consumers of a queue, and runs them until the peer leaves the queue.
