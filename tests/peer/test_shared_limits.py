@@ -294,6 +294,21 @@ async def test_a_limit_whose_node_is_away_does_not_keep_units_for_ever() -> None
     assert delivered == [0]
 
 
+async def test_a_permit_is_renewed_while_another_limit_has_not_answered() -> None:
+    link, held, renewed = PostedLink(), HeldPermits.__new__(HeldPermits), set[str]()
+    held.note = lambda *_: None  # type: ignore[method-assign, assignment, return-value]
+    held.tell_other = lambda *_: None  # type: ignore[method-assign, assignment, return-value]
+    held.add = lambda keys, _: renewed.add(keys.name)  # type: ignore[method-assign, assignment, return-value]
+    held.remove = lambda keys, _: renewed.discard(keys.name)  # type: ignore[method-assign, assignment, return-value]
+    limits = [SharedLimit(LimitKeys("p", name), "1", "", 1) for name in ("one", "two")]
+    permits = StartPermits("q", cast("Link", link), held, limits, lambda: True)
+    permits.take(1, lambda _: None)
+    link.answers.pop()(PermitReply("ok", 1, ""), None)
+    assert renewed == {"one"}
+    link.answers.pop()(None, worqr.Unavailable("the node is away", sent=None))
+    assert renewed == set()
+
+
 async def test_a_cost_of_a_run_that_has_ended_is_not_kept() -> None:
     held = HeldPermits.__new__(HeldPermits)
     permits = StartPermits("q", cast("Link", PostedLink()), held, [], lambda: True)

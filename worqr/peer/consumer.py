@@ -759,9 +759,6 @@ class StartPermits:
 
     def _ask(self, index: int, permits: list[str], deliver: Callable[[int], None]) -> None:
         if index == len(self._limits):
-            for limit in self._limits:
-                for permit in permits:
-                    self._held.add(limit.keys, permit)
             self._first, self._has_turn = random_part(), False
             self._granted += permits
             deliver(len(permits))
@@ -777,6 +774,8 @@ class StartPermits:
             if granted:
                 assert reply is not None
                 self._held.tell_other(limit.keys.name, limit.text, reply.other)
+                for permit in permits[:granted]:
+                    self._held.add(limit.keys, permit)  # another limit may take longer to answer than its lease
                 self._ask(index + 1, permits[:granted], deliver)
                 return
             self._limits.rotate(-index)
