@@ -20,7 +20,7 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.client.permits import HeldPermits
 from worqr.errors import UsageError
-from worqr.keys import LimitKeys
+from worqr.keys import LimitKeys, QueueKeys
 from worqr.link import Link, LinkSettings
 from worqr.ops import PermitReply
 from worqr.peer.consumer import CROSSED, SharedLimit, StartPermits
@@ -93,6 +93,34 @@ async def test_a_task_that_waits_for_a_limit_holds_no_slot_and_can_be_cancelled(
             await waits.result()
         await until_limit(mesh, "api", held=0, waiting=0)
     assert ran == ["free", "limited"]
+
+
+async def test_a_workflow_whose_suspension_was_refused_goes_on_with_a_permit(mesh: worqr.Mesh, server: Server) -> None:
+    begun, may_wait, approved = trio.Event(), trio.Event(), list[str | None]()
+
+    @mesh.workflow(name="fulfil", limit=ONE, result_ttl=60)
+    async def fulfil() -> None:
+        begun.set()
+        await may_wait.wait()
+        approved.append(await worqr.wait_for("approved", str))
+
+    async with mesh.join():
+        with server.client() as client:
+            suspended = QueueKeys(mesh.prefix, "fulfil").base + ":suspended"
+            job = await fulfil.dispatch()
+            await begun.wait()
+            assert await job.send("approved", "ada") == "stored"
+            client.set(suspended, "foreign")
+            may_wait.set()
+            await until_limit(mesh, "api", held=0)
+            async with mesh.limit(ONE):
+                client.delete(suspended)
+                with trio.fail_after(PATIENCE):
+                    while (await job.status()).state == "active":
+                        await trio.sleep(0.01)
+                assert not approved
+        await job.result(PATIENCE)
+    assert approved == ["ada"]
 
 
 async def test_permits_without_a_task_go_back_and_cost_nothing(mesh: worqr.Mesh) -> None:

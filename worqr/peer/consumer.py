@@ -1416,6 +1416,12 @@ class LimitedConsumer(HandlerConsumer):
         self.permits.assign(runs)
         super().accept(runs)
 
+    def resume(self, run: Run[Any], waits: Sequence[Wait], ends: Mapping[str, bytes]) -> None:
+        if run.fence in self.running:
+            super().resume(run, waits, ends)
+        else:  # its permits went back with its units, so it starts again with others
+            self._settles.give_back(self.keys, run.registration, [run.fence])
+
     def note_cost(self, run: Run[Any], used: int) -> None:
         self.permits.note_cost(run.fence, used)
 
