@@ -361,6 +361,14 @@ def test_in_a_strict_lane_nothing_overtakes_a_task_that_is_retried(desk: Desk) -
     assert ids(desk.start("A", 9)) == ["a2"]
 
 
+@pytest.mark.parametrize(("limits", "hold"), [("", "1"), ("5", "1"), ("- 9/1000", "1 9/1000"), ("9/1000", "1 9/1000")])
+def test_a_strict_lane_is_listed_with_the_limits_that_hold(desk: Desk, limits: str, hold: str) -> None:
+    declare(desk, strict=True)
+    fill(desk, "a", "a1")
+    desk.call(ops.set_lane(desk.q, "a", "limit", limits))
+    assert rows_of(desk)["a"].limits == hold
+
+
 def test_a_strict_lane_goes_on_when_the_task_in_front_is_cancelled(desk: Desk) -> None:
     declare(desk, strict=True)
     fill(desk, "a", "a1", "a2")

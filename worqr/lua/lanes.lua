@@ -728,6 +728,18 @@ local function forget_declared_lanes(base)
   end
 end
 
+-- Returns the limits that hold in a lane, as text. A strict lane runs one task at a time, whatever an operator has set.
+local function limits_that_hold(rules)
+  if not rules.strict then
+    return rules.limits
+  end
+  local words = {'1'}
+  for i = 1, #rules.rates, 2 do
+    words[#words + 1] = digits(rules.rates[i]) .. '/' .. digits(rules.rates[i + 1])
+  end
+  return table.concat(words, ' ')
+end
+
 -- list_lanes: one page of the lanes with tasks, by name. The first page begins with lanes without tasks that run some, are paused
 -- or have rules of an operator, at most as many as a page has.
 -- ARGV[1] after name of the last lane of the page before, empty for the first page
@@ -751,7 +763,7 @@ local function list_lanes()
     local room, opens_at = tolerant(function() return lane_room(queue, lane, of, tasks, now) end)
     local paused = of.paused_until and (of.paused_until == 0 or of.paused_until > now) and of.reason or false
     reply[#reply + 1] = {lane, waiting, whole_number(own(redis.pcall('HGET', running, lane)), 0), of.weight,
-      of.limits, paused, opens_at and math.max(0, opens_at - now) or -1, room == 0 and 1 or 0}
+      limits_that_hold(of), paused, opens_at and math.max(0, opens_at - now) or -1, room == 0 and 1 or 0}
   end
 
   if only ~= '' then
