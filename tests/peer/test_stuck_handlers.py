@@ -633,6 +633,24 @@ async def test_a_workflow_whose_suspension_the_server_has_not_answered_is_not_st
     assert not lines(caplog, "task.stuck")
 
 
+@pytest.mark.leaves("{*}", "{*}:*", "*")  # what the leader has to recover
+async def test_a_worker_leaves_while_the_server_does_not_answer_a_suspension(
+    new_mesh: NewMesh, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh = new_mesh(url=proxy.url)
+
+    @mesh.workflow(name="fulfil")
+    async def fulfil() -> None:
+        await worqr.wait_for("approved", str)
+
+    async with mesh.join(grace=0):
+        held = proxy.hold(matching=sent_as("suspend_task"), on="data")
+        await fulfil.dispatch()
+        await held.wait_fired()
+        proxy.blackhole()
+    assert not lines(caplog, "task.unending")
+
+
 # Runs that no slot has
 
 

@@ -576,7 +576,12 @@ class ConsumerShutdown:
                 return
 
     def _release_orphans(self, consumer: QueueConsumer) -> None:
-        """Give back the claims of runs that no slot has: nothing else would end them."""
+        """Give back the claims of runs that no slot has: nothing else would end them. Free runs that only wait for the reply to
+        their suspension, for which the departure waits.
+        """
+        for run in tuple(consumer.running.values()):
+            if _awaits_suspension(run):
+                consumer.ended(run)
         for orphan in self._stuck.orphans_of(consumer):
             for run in orphan.claimed if isinstance(orphan, ListRun) else (orphan,):
                 if consumer.running.get(run.fence) is run:
