@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
+from collections import Counter
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -23,6 +25,7 @@ from worqr.client import permits
 from worqr.errors import UsageError
 from worqr.inside import client_of
 from worqr.keys import LimitKeys
+from worqr.link import Link
 from worqr.testing import recording
 
 ONE = worqr.Limit(1, name="api")
@@ -111,6 +114,28 @@ async def test_a_permit_is_renewed_while_its_block_runs_and_that_of_the_dead_is_
                 left = (await refused()).number
                 while (now := (await refused()).number) <= left:  # less is left, until it is renewed
                     left = now
+
+
+async def test_a_limit_whose_node_does_not_answer_delays_the_permits_of_no_other(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed, all_renewed, post = Counter[str](), threading.Event(), Link.post
+
+    def lose(link: Link, call: Any, deliver: Any, **options: Any) -> None:
+        if call.script.name == "renew_permits":
+            name = "away" if "away" in call.base else "near"
+            renewed[name] += 1
+            if renewed["near"] >= 4:
+                all_renewed.set()
+            if name == "away":
+                return
+        post(link, call, deliver, **options)
+
+    monkeypatch.setattr(permits, "RENEW_EVERY", 0.05)
+    monkeypatch.setattr(Link, "post", lose)
+    async with mesh.connect(), mesh.limit(worqr.Limit(1, name="away")), mesh.limit(worqr.Limit(1, name="near")):
+        assert await trio.to_thread.run_sync(all_renewed.wait, PATIENCE)
+    assert renewed["away"] == 1
 
 
 HOLDER = """

@@ -11,8 +11,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 from weakref import WeakValueDictionary
 
@@ -194,33 +195,70 @@ class HeldPermits:
             emit(logger, "limit.unlisted", text, limit=name, error=str(error))
 
     def _renew_all(self) -> None:
-        while True:
-            time.sleep(RENEW_EVERY)
-            with self._lock:
-                held = {keys: list(permits) for keys, permits in self._held.items()}
-                if not held:
-                    self._thread = None
-                    return
-            for keys, permits in held.items():
-                for start in range(0, len(permits), AT_ONCE):
-                    self._renew(keys, permits[start : start + AT_ONCE])
+        asked: dict[LimitKeys, float] = {}
+        time.sleep(RENEW_EVERY)
+        while held := self._all_held():
+            began = time.monotonic()
+            try:
+                sync(self._renew_once, held, asked)
+            except WorqrError as error:
+                for keys, permits in held.items():
+                    self._tell_unrenewed(keys, permits, error)
+            time.sleep(max(0.0, began + RENEW_EVERY - time.monotonic()))
 
-    def _renew(self, keys: LimitKeys, permits: list[str]) -> None:
-        try:
-            sync(self._client.ask, ops.renew_permits(keys, permits, round(LEASE * 1000)))
-            for permit in set(permits).difference(
-                self.held_of(keys)
-            ):  # was given back meanwhile, and may be held again by this
-                sync(self._client.ask, ops.return_permit(keys, permit))
-        except WorqrError as error:
-            emit(
-                logger,
-                "permit.unrenewed",
-                "could not renew %(count)d permits of limit %(limit)r (%(error)s): other programs may exceed the limit",
-                limit=keys.name,
-                count=len(permits),
-                error=f"{type(error).__name__}: {error}",
-            )
+    def _all_held(self) -> dict[LimitKeys, list[str]]:
+        """Return all permits that are held, by limit. If there are none, the thread is to end."""
+        with self._lock:
+            held = {keys: list(permits) for keys, permits in self._held.items()}
+            if not held:
+                self._thread = None
+            return held
+
+    async def _renew_once(self, held: Mapping[LimitKeys, Sequence[str]], asked: dict[LimitKeys, float]) -> None:
+        """Renew permits. A limit whose node does not answer delays no other one.
+
+        Args:
+            held: the permits by limit.
+            asked: when the requests end that have no reply yet, by limit. It is changed.
+        """
+        link = self._client.connections.for_current_loop().link
+        now, left, answered = time.monotonic(), 0, Notification(link)
+
+        def deliver(keys: LimitKeys, some: Sequence[str], _: object, error: Exception | None) -> None:
+            nonlocal left
+            left -= 1
+            asked.pop(keys, None)
+            self._renewed(link, keys, some, error)
+            answered.set()
+
+        for keys, permits in held.items():
+            if asked.get(keys, now) > now:
+                continue
+            asked[keys] = now + LEASE
+            for start in range(0, len(permits), AT_ONCE):
+                some, left = permits[start : start + AT_ONCE], left + 1
+                call = ops.renew_permits(keys, some, round(LEASE * 1000))
+                link.post(call, partial(deliver, keys, some), patience=LEASE)
+        while left and (wait := now + RENEW_EVERY - time.monotonic()) > 0:
+            await answered.wait(wait)
+
+    def _renewed(self, link: Link, keys: LimitKeys, permits: Sequence[str], error: Exception | None) -> None:
+        if error is not None:
+            self._tell_unrenewed(keys, permits, error)
+            return
+        returned = set(permits).difference(self.held_of(keys))  # meanwhile, and they may be held again by this
+        for permit in returned:
+            link.post(ops.return_permit(keys, permit), lambda _, _error: None, patience=LEASE)
+
+    def _tell_unrenewed(self, keys: LimitKeys, permits: Sequence[str], error: Exception) -> None:
+        emit(
+            logger,
+            "permit.unrenewed",
+            "could not renew %(count)d permits of limit %(limit)r (%(error)s): other programs may exceed the limit",
+            limit=keys.name,
+            count=len(permits),
+            error=f"{type(error).__name__}: {error}",
+        )
 
 
 @asynccontextmanager
