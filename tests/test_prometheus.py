@@ -63,6 +63,20 @@ def test_the_alerts_fire_when_they_should() -> None:
         assert alert in tested
 
 
+@pytest.mark.parametrize(("paused", "age"), [(0, 999), (1, 0)])
+def test_the_age_of_a_paused_queue_starts_no_workers(tmp_path: Path, paused: int, age: int) -> None:
+    scaled = yaml.safe_load((ROOT / "deploy" / "keda" / "worker.yaml").read_text("utf-8"))
+    [query] = [
+        each["metadata"]["query"] for each in scaled["spec"]["triggers"] if "age" in each["metadata"].get("query", "")
+    ]
+    stored = {"worqr_queue_age_seconds": 999, "worqr_queue_paused": paused}
+    series = [{"series": f'{name}{{queue="shop.send_mail"}}', "values": f"{n}x5"} for name, n in stored.items()]
+    expected = {"expr": query, "eval_time": "2m", "exp_samples": [{"labels": "{}", "value": age}]}
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump({"tests": [{"input_series": series, "promql_expr_test": [expected]}]}), "utf-8")
+    assert "SUCCESS" in promtool("test", "rules", str(path))
+
+
 def test_the_configuration_is_valid() -> None:
     assert "SUCCESS" in promtool("check", "config", "prometheus.yaml")
 
