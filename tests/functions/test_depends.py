@@ -103,6 +103,29 @@ async def test_each_is_made_once_for_a_run_and_those_that_need_it_share_it(mesh:
     assert events == ["open", "close"]
 
 
+class Lease:
+    """As a pool gives it: to be awaited, or entered and left."""
+
+    def __await__(self) -> Generator[Any, Any, Session]:
+        events.append("never given back")
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Session:
+        events.append("open")
+        return Session()
+
+    async def __aexit__(self, *_error: object) -> None:
+        events.append("close")
+
+
+async def test_what_may_be_awaited_or_entered_is_entered(mesh: worqr.Mesh) -> None:
+    @mesh.task
+    async def save(*, session: Session = worqr.Depends(Lease)) -> str:
+        return type(session).__name__
+
+    assert (await save(), events) == ("Session", ["open", "close"])
+
+
 async def test_the_error_of_a_run_reaches_it(mesh: worqr.Mesh, server: Server) -> None:
     @mesh.task(retry=worqr.RetryPolicy(max_failures=1))
     async def save(n: int, *, session: Session = worqr.Depends(open_session)) -> None:

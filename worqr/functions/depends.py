@@ -67,8 +67,8 @@ def Depends(make: Callable[..., Any], /) -> Any:  # noqa: N802 - the name that i
 
     Args:
         make: A function that returns the value, a context manager of it (as ``contextlib.contextmanager`` and
-            ``asynccontextmanager`` make them), or, for an ``async def`` handler, an awaitable. Its own parameters may have
-            dependencies, and need defaults otherwise.
+            ``asynccontextmanager`` make them), or, for an ``async def`` handler, an awaitable; what is both is entered. Its own
+            parameters may have dependencies, and need defaults otherwise.
 
     Returns:
         To type checkers, the value.
@@ -237,7 +237,8 @@ async def _made_async(dependency: _Dependency, made: dict[Callable[..., Any], An
     if make not in made:
         needs = dependency.needs if make is dependency.make else dependencies_of(make)
         value = make(**{name: await _made_async(each, made, stack) for name, each in needs.items()})
-        if inspect.isawaitable(value):
+        # What a pool gives is both, and goes back to the pool only if it is entered.
+        if inspect.isawaitable(value) and not isinstance(value, AbstractAsyncContextManager):
             value = await value
         if isinstance(value, AbstractAsyncContextManager):
             value = await stack.enter_async_context(_Block(value))
