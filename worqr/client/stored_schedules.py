@@ -310,6 +310,8 @@ class StoredSchedules(ScheduleControls):
         only read. Nothing is deleted if `wanted` raises, or before it was read to its end. What is stored meanwhile stays. One
         program applies a prefix at a time: another waits up to 30 s. If it has other schedules, it deletes those of the first.
 
+        A schedule that has ended is deleted after a week. If it is still wanted then, it is new, and fires `times` times again.
+
         Args:
             prefix: The beginning of all names, with a slash at its end.
             wanted: Names, calls and options, as for ``mesh.schedule()``.
