@@ -200,6 +200,38 @@ async def test_a_full_subscriber_stops_nobody_and_gets_the_event_later(
         await eventually(mesh.queue("worqr.publish").count, 0)
 
 
+async def test_an_event_that_a_worker_sends_has_what_the_middleware_of_its_publisher_gave_it(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "REDELIVER_AFTER", 0.1)
+    got: list[tuple[int, str]] = []
+
+    def stamp(sending: worqr.Sending) -> None:
+        sending.set(meta={"tenant": "acme"}, tags=["customer:7"], result_ttl=60, timeout=50)
+
+    def refuse(sending: worqr.Sending) -> None:
+        raise PermissionError(f"{sending.name}: no tenant is logged in")
+
+    publisher, worker = new_mesh(send_middleware=[stamp]), new_mesh(send_middleware=[refuse])
+
+    @worker.on("order.paid", name="mail", max_length=1, tags=["mail"])
+    async def mail(order: int) -> None:
+        got.append((order, worqr.current().meta["tenant"]))
+
+    async with worker.join(grace=0):
+        await mail.queue.pause()
+        async with publisher.connect():
+            for number in (1, 2):
+                await publisher.publish("order.paid", number)
+        await mail.queue.resume()
+        await come(lambda: sorted(got), [(1, "acme"), (2, "acme")])
+
+        async def tagged() -> dict[str, int]:
+            return await mail.queue.count_tagged("customer:7")
+
+        await eventually(tagged, {"finished": 2})
+
+
 PUBLISHER = """
     import sys, trio, worqr
     from worqr.client.producer import Producer

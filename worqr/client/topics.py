@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -251,7 +251,7 @@ class TopicDirectory:
 # Publishing.
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """An event, as the job of ``worqr.publish`` has it.
 
     Attributes:
@@ -260,6 +260,7 @@ class Event(msgspec.Struct, frozen=True):
         value: the value as JSON.
         to: the queues that get it.
         hops: how many events led to it, with itself.
+        given: by queue: the encoded options that the send middleware of the publisher has given the job.
     """
 
     id: str
@@ -267,6 +268,7 @@ class Event(msgspec.Struct, frozen=True):
     value: msgspec.Raw
     to: tuple[str, ...]
     hops: int
+    given: dict[str, dict[str, Any]] = {}
 
     def call(self, queue: str, facts: Facts, args: tuple[Any, ...] = ()) -> Call[Any]:
         """Return the call that is the event's job in a queue."""
@@ -275,6 +277,11 @@ class Event(msgspec.Struct, frozen=True):
         options = encode_options({"id": f"e:{self.id}", "meta": {TOPIC: self.topic, HOPS: str(self.hops)}})
         row = hashlib.sha256(f"{self.id}\n{queue}".encode()).hexdigest()[:32]
         return Call(queue, args, {}, task, {**options, **facts.options(), "row": row})
+
+    def as_published(self, queue: str, facts: Facts) -> Call[Any]:
+        """Return the same as the publisher has sent it: the middleware of the worker that sends it now means other calls."""
+        call = self.call(queue, facts)
+        return replace(call, _options={**call._options, **self.given.get(queue, {})}, _is_prepared=True)
 
 
 _event_of = msgspec.json.Decoder(Event).decode
@@ -375,7 +382,9 @@ async def _publish(client: Client, event: Event, value: object) -> Published:
     if not queues:
         return Published(event.id, ())
     event = msgspec.structs.replace(event, to=tuple(queues))
-    calls = [producer.prepared(event.call(queue, facts, (value,))) for queue, facts in queues.items()]
+    plain = [event.call(queue, facts, (value,)) for queue, facts in queues.items()]
+    calls = [producer.prepared(call) for call in plain]
+    event = msgspec.structs.replace(event, given=_given(plain, calls))
     for call in calls:
         check_task(call.task, limit)
     if producer.records:
@@ -392,6 +401,16 @@ async def _publish(client: Client, event: Event, value: object) -> Published:
             keys = QueueKeys(client.settings.prefix, PUBLISH)
             await client.ask(ops.cancel_job(await client.sharding.shard_of_id(keys, job.id), job.id, ""))
     return Published(event.id, event.to)
+
+
+def _given(plain: Sequence[Call[Any]], prepared: Sequence[Call[Any]]) -> dict[str, dict[str, Any]]:
+    """Return by queue the options that send middleware has given these calls."""
+    new = dict[str, dict[str, Any]]()
+    for before, call in zip(plain, prepared, strict=True):
+        old = before._options
+        if options := {name: value for name, value in call._options.items() if old.get(name) != value}:
+            new[call.queue] = options
+    return new
 
 
 async def _send(
@@ -427,7 +446,7 @@ def redelivery(client: Client) -> Callable[[bytes], Coroutine[Any, Any, None]]:
             raise Undecodable(f"no event: {error}") from None
         age = _age()
         subscribed = await client.topics.all_queues()  # a producer must not reach other queues by way of a worker
-        calls = [event.call(queue, subscribed[queue]) for queue in event.to if queue in subscribed]
+        calls = [event.as_published(queue, subscribed[queue]) for queue in event.to if queue in subscribed]
         left, why = calls, "it is older than six days, and what a queue has taken is known for seven"
         if age < SEND_WITHIN:
             left, why, _ = await _send(client, calls, 1)
