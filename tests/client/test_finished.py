@@ -124,6 +124,14 @@ async def test_all_jobs_of_a_tag_are_cancelled_counted_retried_and_forgotten(lin
     assert {"tag_cancelled", "tag_retried", "tag_forgotten"} <= {entry.kind for entry in await linked.log()}
 
 
+async def test_what_is_left_after_the_time_of_a_tag_is_named_as_unreached(linked: worqr.Mesh, server: Server) -> None:
+    queue = await ended(linked, b"fail")
+    assert server.client().delete(queue._keys.tagged("all")) == 1  # pyright: ignore[reportPrivateUsage]
+    forgotten = await linked.forget_tagged("all")
+    assert (forgotten.dead_letters, await queue.failed.count()) == (0, 1)
+    assert any("dead letters of a tag" in place for place in forgotten.unreached)
+
+
 async def test_to_forget_an_ended_job_leaves_a_later_one_of_its_id(linked: worqr.Mesh) -> None:
     queue = await ended(linked, b"a", b"fail", id="report")
     later = await queue.dispatch(b"of another customer", id="report", delay=100, tags={"other"})

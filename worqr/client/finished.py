@@ -46,6 +46,8 @@ UNREACHED: Final = (
     "`queue.recent()`: ids and errors of the last runs, for a day",
     "schedules with the tag in their call, which fire again, and their last outcomes: delete the schedules",
     "results in queues that had no worker and no other job for an hour, until they expire; `queue.forget_tagged` reaches them",
+    "jobs, results and dead letters of a tag with which nothing was dispatched for 30 days, or for the `days` of `keep` if that "
+    "is more: drop dead letters earlier",
     "plain tasks, and jobs that were dispatched without the tag",
 )
 """Where data of a tag may still be after ``forget_tagged``."""
