@@ -8,8 +8,10 @@ import signal
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -374,6 +376,30 @@ async def test_a_backup_that_could_not_be_saved_is_not_one_from_before(
                 await trio.sleep(0.01)
         os.kill(saving[0], signal.SIGKILL)
     assert not file.exists()
+
+
+async def test_a_backup_waits_for_the_save_of_one_that_was_interrupted(
+    start: Start, folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+    await serving(server)
+    with at(folder) as client:
+        client.set("key", "value")
+        client.config_set("rdb-key-save-delay", 100_000_000)
+        client.bgsave()
+        client.config_set("rdb-key-save-delay", 0)
+    with trio.fail_after(LONG):
+        while not (saving := children_of(server.pid)):
+            await trio.sleep(0.01)
+
+    def sleep(seconds: float) -> None:
+        while saving:
+            os.kill(saving.pop(), signal.SIGKILL)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(data_server, "time", SimpleNamespace(sleep=sleep))
+    found = await trio.to_thread.run_sync(command, "backup", str(tmp_path / "b"), "--data", str(folder))
+    assert (found.code, found.err, saving) == (0, "", [])
 
 
 async def test_a_backup_of_a_server_that_does_not_run_is_one_line(

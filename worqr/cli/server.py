@@ -316,13 +316,13 @@ def back_up(folder: Path, file: Path) -> int:
 
 def _save_snapshot(connection: Connection) -> None:
     """Let the server save a snapshot, and wait until it is complete. Raises Unavailable."""
-    saves = int(connection.persistence()["rdb_saves"])
-    connection.ask("BGSAVE", "SCHEDULE")
-    while int((found := connection.persistence())["rdb_saves"]) == saves or found["rdb_bgsave_in_progress"] == "1":
-        if found["rdb_bgsave_in_progress"] == "0" and found["rdb_last_bgsave_status"] != "ok":
-            raise Unavailable(NOT_SAVED)
+    while (found := connection.persistence())["rdb_bgsave_in_progress"] == "1":  # of a backup that was interrupted
         time.sleep(POLL_EVERY)
-    if found["rdb_last_bgsave_status"] != "ok":  # the file may be there, from a backup that was interrupted
+    saves = found["rdb_saves"]
+    connection.ask("BGSAVE", "SCHEDULE")  # it may begin later, after the server has rewritten its append-only file
+    while (found := connection.persistence())["rdb_saves"] == saves or found["rdb_bgsave_in_progress"] == "1":
+        time.sleep(POLL_EVERY)
+    if found["rdb_last_bgsave_status"] != "ok":
         raise Unavailable(NOT_SAVED)
 
 
