@@ -350,6 +350,17 @@ def test_what_is_no_backup_and_no_folder_of_a_server_is_one_line(command: Comman
     assert "is not the folder of a server: start one with `worqr server --data" in found.err
 
 
+async def test_a_port_has_to_be_free_at_the_addresses_of_the_server_only(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        server = start("--port", port, "--bind", "127.0.0.2", WORQR_SERVER_PASSWORD="secret")
+        await serving(server)
+        other = start("--port", port, "--bind", "127.0.0.3,127.0.0.2", WORQR_SERVER_PASSWORD="secret")
+        assert await other.ended(LONG) == 1
+        assert other.errors.startswith(f"worqr: port {port} is already in use; choose another with --port")
+        await stopped(server)
+
+
 async def test_a_backup_that_could_not_be_saved_is_not_one_from_before(
     start: Start, folder: Path, tmp_path: Path, command: Command
 ) -> None:

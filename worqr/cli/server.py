@@ -9,6 +9,7 @@ Not here: the private server of a process (`worqr.embedded`).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -425,6 +426,8 @@ PORT: Final = 6379
 
 """The port that a mesh without a URL connects to."""
 
+LOCAL: Final = "127.0.0.1"
+
 CHECK_EVERY: Final = 0.5
 
 """Seconds between two checks that the server is alive."""
@@ -443,7 +446,7 @@ class ProductionOptions:
     ] = "770"
     addresses: Annotated[
         str, Parameter(name="--bind", metavar="ADDRESSES", help="Addresses of --port, comma-separated.")
-    ] = "127.0.0.1"
+    ] = LOCAL
     password_file: Annotated[
         Path | None,
         Parameter(help="File with the password, which --port needs. Default: $WORQR_SERVER_PASSWORD."),
@@ -471,7 +474,7 @@ def _become(folder: Path, port: int, options: ProductionOptions) -> NoReturn:
         addresses = " ".join(str(ip_address(each.strip())) for each in options.addresses.split(","))
     except ValueError as error:
         raise InvalidArguments(f"--bind must be IP addresses such as 127.0.0.1,10.0.0.5: {error}") from None
-    _check_free(port)
+    _check_free(port, addresses)
     try:
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         folder = folder.resolve()
@@ -556,7 +559,7 @@ def server(
 
 def _run_for_development(port: int, dir: Path | None) -> None:
     """Run a server that ends with this process."""
-    _check_free(port)
+    _check_free(port, LOCAL)
     if dir is not None:
         try:
             dir.mkdir(parents=True, exist_ok=True)
@@ -583,19 +586,25 @@ def _run_for_development(port: int, dir: Path | None) -> None:
     print_error("the server has stopped")
 
 
-def _check_free(port: int) -> None:
-    """Raise CommandFailed if the port is in use: the message of the server itself is long."""
-    if not port:
-        return
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-    except (OSError, OverflowError) as error:
-        why = "is already in use" if isinstance(error, OSError) else "is not a valid port"
-        raise CommandFailed(
-            f"port {port} {why}; choose another with --port, or use --port 0 for a unix socket only"
-        ) from None
+def _check_free(port: int, addresses: str) -> None:
+    """Raise CommandFailed if the port cannot be used at an address: the message of the server itself is long."""
+    for address in addresses.split() if port else ():
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if probe.family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address, port))
+        except (OSError, OverflowError) as error:
+            raise CommandFailed(
+                f"port {port} {_why_not(error)}; choose another with --port, or use --port 0 for a unix socket only"
+            ) from None
+
+
+def _why_not(error: OSError | OverflowError) -> str:
+    if isinstance(error, OverflowError):
+        return "is not a valid port"
+    return "is already in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
 
 
 def _is_alive(pid: int) -> bool:
