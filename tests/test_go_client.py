@@ -240,6 +240,28 @@ func main() {
     assert counts == [2, 2, 1]
 
 
+async def test_a_call_that_is_enqueued_is_a_job_if_its_function_keeps_jobs_or_has_tags(
+    mesh: worqr.Mesh, compiled: Compile, environment: dict[str, str], tmp_path: Path
+) -> None:
+    @mesh.task(name="shop.bill", tags=["bills"])
+    async def bill(n: int) -> None: ...
+
+    @mesh.task(name="shop.mail", keep=worqr.Keep())
+    async def mail() -> None: ...
+
+    code = """
+func main() {
+	must(0, mesh.Bill.Enqueue(ctx, shop.BillArgs{N: 7}))
+	must(0, mesh.Mail.Enqueue(ctx, shop.MailArgs{}))
+}
+"""
+    assert compiled(mesh, code) == ""
+    await output(["./use"], environment, tmp_path)
+    async with mesh.connect():
+        assert await bill.queue.count_tagged("bills") == {"waiting": 1}
+        assert all(job.id for job in await mail.queue.jobs())
+
+
 async def test_a_request_whose_reply_is_lost_is_sent_again_and_stored_once(
     compiled: Compile,
     own_server: Server,

@@ -213,6 +213,23 @@ async def test_tags_of_a_dispatch_are_added_to_those_of_the_function(
     assert counts == [2, 2, 1]
 
 
+async def test_a_call_that_is_enqueued_is_a_job_if_its_function_keeps_jobs_or_has_tags(
+    mesh: worqr.Mesh, compiled: Compile, environment: dict[str, str], tmp_path: Path
+) -> None:
+    @mesh.task(name="shop.bill", tags=["bills"])
+    async def bill(n: int) -> None: ...
+
+    @mesh.task(name="shop.mail", keep=worqr.Keep())
+    async def mail() -> None: ...
+
+    code = "await shop.bill.enqueue({ n: 7 }); await shop.mail.enqueue();"
+    assert compiled(mesh, code) == ""
+    await output(["node", "use.js"], environment, tmp_path)
+    async with mesh.connect():
+        assert await bill.queue.count_tagged("bills") == {"waiting": 1}
+        assert all(job.id for job in await mail.queue.jobs())
+
+
 async def test_the_declared_length_of_lanes_holds_for_a_lane_that_a_client_gives(
     mesh: worqr.Mesh, compiled: Compile, environment: dict[str, str], tmp_path: Path
 ) -> None:

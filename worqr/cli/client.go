@@ -561,8 +561,13 @@ type Jobs[A, R any] struct {
 // Task sends the calls of a function, as jobs or as plain tasks.
 type Task[A, R any] struct{ Jobs[A, R] }
 
-// Enqueue enqueues a call as a plain task, which costs least and has no handle.
+// Enqueue enqueues a call as a plain task, which costs least and has no handle; as a job, if the function keeps jobs or
+// has tags.
 func (t *Task[A, R]) Enqueue(ctx context.Context, args A) error {
+	if t.options["done"] != nil || t.options["tags"] != nil {
+		_, err := t.Dispatch(ctx, args, DispatchOptions{})
+		return err
+	}
 	payload, err := t.payload(args)
 	if err != nil {
 		return err

@@ -350,9 +350,13 @@ export class Task<A extends unknown[], R, O = DispatchOptions> {
     [this.#producer, this.name, this.#base, this.#how] = [producer, name, `${PREFIX}:{${name}}`, how];
   }
 
-  /** Enqueue a call as a plain task, which costs least and has no handle. */
+  /** Enqueue a call as a plain task, which costs least and has no handle; as a job, if the function keeps jobs or has tags. */
   async enqueue(...given: A): Promise<void> {
-    const { max_length: bound = -1 } = this.#how.options;
+    const { max_length: bound = -1, done, tags } = this.#how.options;
+    if (done !== undefined || tags !== undefined) {
+      await this.#dispatched(given);
+      return;
+    }
     const [word, waiting] = await this.#producer.send("enqueue", this.#base, [`${bound as number}`, "0", this.#payload(given)]);
     if (textOf(word) === "full") throw new QueueFull(`${textOf(waiting)} tasks wait in ${this.name}: nothing was stored`);
     if (textOf(word) !== "ok") throw new WorqrError(`the server answered ${textOf(word)}`);
@@ -360,6 +364,10 @@ export class Task<A extends unknown[], R, O = DispatchOptions> {
 
   /** Dispatch a call as a job, with an id, and with a result if the function keeps results. */
   async dispatch(...given: [...A, options?: O]): Promise<Job<R>> {
+    return await this.#dispatched(given);
+  }
+
+  async #dispatched(given: readonly unknown[]): Promise<Job<R>> {
     const own = wireOptions((given[this.#how.takes] ?? {}) as DispatchOptions);
     if ("unique_for" in own && !("id" in own)) throw new UsageError("uniqueFor needs an id: it is the id that stays taken");
     if ("delay" in own && "run_at" in own) throw new UsageError("a dispatch takes a delay or a runAt, not both");
