@@ -293,7 +293,7 @@ class Webhooks:
         network = cast("httpcore.AsyncNetworkBackend", _Network(self._is_allowed))
         try:
             async with (
-                httpcore.AsyncConnectionPool(ssl_context=self._tls, network_backend=network) as pool,
+                httpcore.AsyncConnectionPool(ssl_context=self._context(), network_backend=network) as pool,
                 pool.stream("POST", url, headers=[*headers.items()], content=body) as response,
             ):
                 found = {name.lower(): value for name, value in response.headers}
@@ -309,6 +309,14 @@ class Webhooks:
             raise OSError(_reason(error)) from error
         least = self._policy.delay_after(current().failures, Retry.__name__, lambda _: None)
         _judge(urlsplit(url).hostname or "", response.status, found.get(b"retry-after", b""), least)
+
+    def _context(self) -> ssl.SSLContext:
+        """Return the TLS context. To read all certificates takes 30 ms, in which the event loop stands still: it is made once."""
+        if self._tls is None:
+            import httpcore
+
+            self._tls = httpcore.default_ssl_context()
+        return self._tls
 
 
 def _reason(error: BaseException | None) -> str:

@@ -425,6 +425,29 @@ async def test_a_certificate_is_that_of_the_name(mesh: worqr.Mesh, hooked: Hooke
     receiver.server.server_close()
 
 
+async def test_the_certificates_are_read_once(
+    mesh: worqr.Mesh, hooked: Hooked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, made = trustme.CA(), list[ssl.SSLContext]()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+
+    def trusting() -> ssl.SSLContext:
+        made.append(ssl.create_default_context())
+        authority.configure_trust(made[-1])
+        return made[-1]
+
+    monkeypatch.setattr(httpcore, "default_ssl_context", trusting)
+    receiver, (hooks, _) = Receiver(server), hooked()
+    async with mesh.join():
+        for _ in range(2):
+            await hooks.send(f"https://127.0.0.1:{receiver.port}/", "a")
+        await until(lambda: len(receiver.got) == 2)
+    assert len(made) == 1
+    receiver.server.shutdown()
+    receiver.server.server_close()
+
+
 async def counted(mesh: worqr.Mesh) -> int:
     return len(await failed(mesh))
 
