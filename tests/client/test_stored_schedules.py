@@ -24,7 +24,7 @@ from tests.support.servers import Server
 from worqr import ops
 from worqr.client import stored_schedules
 from worqr.client.schedules import StoredCall, find_schedule
-from worqr.client.stored_schedules import _Line
+from worqr.client.stored_schedules import _Line, _Plan
 from worqr.cron import Definition, at
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import ScheduleRow
@@ -561,6 +561,27 @@ async def test_apply_deletes_nothing_if_wanted_was_not_read_to_its_end(world: Wo
     with pytest.raises(OSError, match="the database is away"):
         await world.mesh.schedules_apply("report/", broken())
     assert len(await world.mesh.schedules("report/")) == 2
+
+
+async def test_the_event_loop_goes_on_while_many_are_checked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, seen, check = list[str](), set[int](), _Plan.of
+
+    def of(name: str, *rest: Any) -> _Plan:
+        checked.append(name)
+        return check(name, *rest)
+
+    async def watch() -> None:
+        while True:
+            seen.add(len(checked))
+            await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(_Plan, "of", of)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await world.mesh.schedules_apply("report/", wanted(world, *map(str, range(120))))
+        nursery.cancel_scope.cancel()
+    assert len(checked) == 120
+    assert seen & {*range(1, 120)}
 
 
 async def test_what_is_stored_while_wanted_is_read_stays(world: World) -> None:

@@ -59,6 +59,8 @@ LEASE_MS: Final = 20_000
 APPLY_WAIT: Final = 30.0
 """Seconds for which another one waits: longer than a lease, so it follows one that has died."""
 APPLY_AGAIN: Final = 0.5
+CHECKED_AT_ONCE: Final = 50
+"""Wanted schedules that are checked before the event loop goes on: ten thousand take seconds."""
 MOST_DELETED: Final = 100
 """Schedules that `schedules_apply` deletes without `delete_at_most`; or a tenth of those with the prefix, if that is more."""
 
@@ -520,7 +522,10 @@ async def _plans_of(
     else:
         items += wanted
     plans: dict[str, _Plan] = {}
-    for item in items:
+    for n, item in enumerate(items, 1):
+        if n % CHECKED_AT_ONCE == 0:
+            await sleep(client.link, 0)
+            await renew()
         if not isinstance(item, tuple) or len(item) != 3:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
             raise UsageError(
                 f"wanted takes a name, a call and options, as in ('report/a', fn.call(), {{...}}), not {item!r}"
