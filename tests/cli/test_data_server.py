@@ -413,6 +413,16 @@ async def test_a_backup_waits_for_the_save_of_one_that_was_interrupted(
     assert (found.code, found.err, saving) == (0, "", [])
 
 
+async def test_a_backup_that_cannot_be_written_leaves_nothing_beside_the_data(
+    start: Start, folder: Path, tmp_path: Path, command: Command
+) -> None:
+    await serving(start())
+    before = {*below(folder)}
+    found = await trio.to_thread.run_sync(command, "backup", str(tmp_path / "none" / "b"), "--data", str(folder))
+    assert found.err.startswith("worqr: cannot write the backup: ")
+    assert {*below(folder)} == before
+
+
 async def test_a_backup_of_a_server_that_does_not_run_is_one_line(
     start: Start, folder: Path, tmp_path: Path, command: Command
 ) -> None:

@@ -307,9 +307,11 @@ def back_up(folder: Path, file: Path) -> int:
         with Connection(path, password) as connection:
             _save_snapshot(connection)
         snapshot = folder / SNAPSHOT
-        with snapshot.open("rb") as source:
-            _write_whole(file, source)
-        snapshot.unlink()
+        try:
+            with snapshot.open("rb") as source:
+                _write_whole(file, source)
+        finally:
+            snapshot.unlink(missing_ok=True)  # it takes as much of the disk as the data
     finally:
         os.close(turn)
     return file.stat().st_size
