@@ -421,6 +421,10 @@ async def test_a_backup_that_cannot_be_written_leaves_nothing_beside_the_data(
     found = await trio.to_thread.run_sync(command, "backup", str(tmp_path / "none" / "b"), "--data", str(folder))
     assert found.err.startswith("worqr: cannot write the backup: ")
     assert {*below(folder)} == before
+    file = folder / "dump.rdb"
+    found = await trio.to_thread.run_sync(command, "backup", str(file), "--data", str(folder))
+    assert (found.code, found.err) == (1, f"worqr: the server writes its own snapshot to {file}; choose another name\n")
+    assert {*below(folder)} == before
 
 
 async def test_a_backup_of_a_server_that_does_not_run_is_one_line(

@@ -949,6 +949,12 @@ async def call_a_step() -> None:
     await worqr.step("inner", trio.sleep, 0)
 
 
+@pytest.mark.parametrize("setting", ["max_stalls", "max_timeouts"])
+def test_a_step_has_no_policy_that_counts_the_runs_of_a_job(setting: str) -> None:
+    with pytest.raises(worqr.UsageError, match=f"'charge': {setting} is for functions, .* write max_failures"):
+        worqr.Registry().step(name="charge", retry=worqr.RetryPolicy(**{setting: 2}))(lambda order: order)
+
+
 @pytest.mark.parametrize("inside", [wait, partial(worqr.sleep, 0), call_a_step])
 async def test_a_durable_call_inside_a_step_is_refused(new_mesh: NewMesh, inside: Callable[[], Awaitable[Any]]) -> None:
     mesh = new_mesh()

@@ -294,19 +294,21 @@ def back_up(folder: Path, file: Path) -> int:
     folder waits until this one has ended.
 
     Raises:
-        UsageError: the folder has no server, or the file exists.
+        UsageError: the folder has no server, or the file exists, or has the name of the snapshot.
         Unavailable: the server does not run, or cannot save.
         OSError: the file cannot be written.
     """
     if file.exists():
         raise UsageError(f"{file} exists; choose another name, or delete it")
     path, password = _address(folder)
+    snapshot = folder / SNAPSHOT
+    if file.resolve() == snapshot.resolve():
+        raise UsageError(f"the server writes its own snapshot to {file}; choose another name")
     turn = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(turn, fcntl.LOCK_EX)  # all backups of a folder have one snapshot
         with Connection(path, password) as connection:
             _save_snapshot(connection)
-        snapshot = folder / SNAPSHOT
         try:
             with snapshot.open("rb") as source:
                 _write_whole(file, source)

@@ -803,10 +803,8 @@ class Step(Generic[P, R]):
         refuse_dependencies(fn, f"step {name!r}", "make the value inside the step")
         if timeout is not None and not is_async(fn):
             raise UsageError(f"step {name!r}: a plain function cannot be stopped after a timeout: declare it async")
-        if retry is not None and retry.reset_on_progress is not None:
-            raise UsageError(
-                f"step {name!r}: reset_on_progress is for functions, and a step makes no progress of its own"
-            )
+        if retry is not None:
+            _check_retry(name, retry)
         self._fn = fn
         self._name = name
         self._key: str | None = None
@@ -875,3 +873,15 @@ def _check_controls(name: str, policy: Policy | None) -> None:
     """Raise UsageError if a step that may wait for its next try has a name that no wait may have."""
     if policy is not None and has_controls(name):
         raise UsageError(f"the name of a step with retry= or timeout= must have no control characters: {name!r}")
+
+
+def _check_retry(name: str, retry: RetryPolicy) -> None:
+    """Raise UsageError if the policy of a step has settings that count what only a job has."""
+    if retry.reset_on_progress is not None:
+        raise UsageError(f"step {name!r}: reset_on_progress is for functions, and a step makes no progress of its own")
+    for setting in ("max_stalls", "max_timeouts"):
+        if getattr(retry, setting) is not None:
+            raise UsageError(
+                f"step {name!r}: {setting} is for functions, and counts the runs of a job; a try that takes too long is a "
+                "failure: write max_failures"
+            )
