@@ -316,6 +316,10 @@ def test_unpack_is_bounded() -> None:
         ("lanes", "idle"),  # likewise
         ("lanes", "scores"),  # likewise
         ("lanes", "passed"),  # 100 at most
+        ("schedules", "fields"),  # ten of each of 25 schedules
+        ("schedules", "facts"),  # six of each of these
+        ("schedules", "kept"),  # five
+        ("values", "checks"),  # a time and a name of each of these
         ("history", "lines"),  # of ended runs: 1000
         ("jobs", "kept"),  # of twelve fields
         ("jobs", "KEPT"),  # seven names

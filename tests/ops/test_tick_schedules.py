@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -121,6 +122,35 @@ def test_several_are_noted_at_once_each_for_itself(desk: Desk) -> None:
     desk.client.hset(desk.g.schedules, "last b", T + 1)
     desk.call(ops.tick_schedules(desk.g, [Tick(each, T + 1000, FAR, FAR) for each in rows]))
     assert [row(desk, name).last for name in ("a", "b", "c")] == [T + 1000, T + 1, T + 1000]
+
+
+def test_many_are_noted_at_once_as_one_by_one(desk: Desk) -> None:
+    """Commands read and store 25 schedules each. Of one that comes twice, the first counts, if only because it moves on."""
+    rng = random.Random(4)
+
+    def prepared() -> list[Tick]:
+        rng.seed(4)
+        ticks: list[Tick] = []
+        for n in range(90):
+            fields: dict[str, Any] = {"owed": f"{T}", "fired": T - 1, "ran": 3, "paused": "1", "ver": 7}
+            was = declared(desk, f"s{n}", **{name: fields[name] for name in fields if rng.random() < 0.4})
+            was = replace(was, as_stored=b"moved") if rng.random() < 0.2 else was
+            pending = rng.choice([(), (T,), (T, T + 1000)])
+            fired, ran = rng.choice([None, T]), rng.choice([None, 2])
+            check_at = rng.choice([FAR, 0])
+            ticks.append(Tick(was, T + 1000 + n, rng.choice([None, FAR]), check_at, pending, fired, ran))
+            ticks += [Tick(was, T + 5000, FAR, FAR)] if n % 7 == 0 else []
+        return ticks
+
+    since, found = now(desk), list[tuple[dict[str, str], dict[str, int]]]()
+    for size in (200, 1):
+        desk.wipe()
+        ticks = prepared()
+        for start in range(0, len(ticks), size):
+            desk.call(ops.tick_schedules(desk.g, ticks[start : start + size]))
+        found.append((facts(desk, since), {name: (at - since) // HOUR for name, at in looks(desk).items()}))
+    assert found[0] == found[1]
+    assert len(found[0][0]) > 400
 
 
 def test_a_copy_finds_it_done(desk: Desk) -> None:

@@ -16,11 +16,32 @@ local function keep_schedules(mesh, expire_s)
   end
 end
 
+local ROW = {'def ', 'last ', 'next ', 'fired ', 'owed ', 'over ', 'ver ', 'ran ', 'ended ', 'paused '}
+
+-- Returns the facts `what` about the schedules `names`, one schedule after the other; false for each that is missing.
+local function facts_of(schedules, what, names)
+  local fields = {}
+  for _, name in ipairs(names) do
+    for _, fact in ipairs(what) do
+      fields[#fields + 1] = fact .. name
+    end
+  end
+  return redis.call('HMGET', schedules, unpack(fields))
+end
+
+-- Returns the `n`th part of a list that has `size` values of each.
+local function part_of(values, size, n)
+  local part, before = {}, size * (n - 1)
+  for i = 1, size do
+    part[i] = values[before + i]
+  end
+  return part
+end
+
 -- Returns the facts about a schedule, and its name.
 local function schedule_row(mesh, name)
-  local row = redis.call('HMGET', mesh .. ':schedules', 'def ' .. name, 'last ' .. name, 'next ' .. name, 'fired ' .. name,
-    'owed ' .. name, 'over ' .. name, 'ver ' .. name, 'ran ' .. name, 'ended ' .. name, 'paused ' .. name)
-  row[11] = name
+  local row = facts_of(mesh .. ':schedules', ROW, {name})
+  row[#ROW + 1] = name
   return row
 end
 
@@ -141,7 +162,7 @@ local function declare_schedules()
       redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
     end
     if not kept[2] and (changed or not redis.call('ZSCORE', schedules_due, name)) then
-      schedule_check(schedules_due, name, digits(now))
+      schedule_check(schedules_due, {digits(now), name})
     end
     redis.call('ZADD', schedules_seen, led, name)
   end
@@ -180,7 +201,7 @@ local function renew_schedules()
       own_schedule(schedules, name, kept[3], owner)
       redis.call('ZADD', schedules_seen, led, name)
       if not redis.call('ZSCORE', schedules_due, name) and redis.call('HEXISTS', schedules, 'paused ' .. name) == 0 then
-        schedule_check(schedules_due, name, digits(now_ms()))
+        schedule_check(schedules_due, {digits(now_ms()), name})
       end
     end
   end
@@ -222,34 +243,87 @@ end
 
 local ENDED_KEPT = 604800000 -- ms for which a schedule that has ended is shown: a week
 
--- Stores how far the schedule `name` got, if it is as its leader read it: `was` and `is` as in tick_schedules.
-local function note_schedule(schedules, schedules_due, now, name, was, is)
-  local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'owed ' .. name, 'paused ' .. name, 'ver ' .. name)
+local AT_ONCE = 25 -- schedules that one command reads or stores, because commands take most of a script's time
+local NOTED = {'def ', 'last ', 'owed ', 'paused ', 'ver '}
+
+-- Notes how far the schedule `name` got, if it is as its leader read it: `was` and `is` as in tick_schedules, `kept` its facts
+-- NOTED. What is to be stored is added to `facts` and `checks`.
+local function note_schedule(schedules, now, name, was, is, kept, facts, checks)
+  local def, last_before, owed_before, paused, ver = unpack(kept)
   local last, next_ms, at, fired, more, owed = string.match(is, '^(%d+) (%d*) (%d+) (%d*) (%d*) (.*)$')
-  local found = (kept[2] or '') .. '\n' .. (kept[3] or '') .. (kept[5] and '\n' .. kept[5] or '')
-  if not kept[1] or found ~= was or tonumber(last) > now + AHEAD_MS then
+  local found = (last_before or '') .. '\n' .. (owed_before or '') .. (ver and '\n' .. ver or '')
+  if not def or found ~= was or tonumber(last) > now + AHEAD_MS then
     return
   end
-  local facts = {'last ' .. name, last}
-  for what, value in pairs({next = next_ms, owed = owed, fired = fired}) do
+  local function store(fact, value)
+    facts[#facts + 1], facts[#facts + 2] = fact .. name, value
+  end
+  store('last ', last)
+  for what, value in pairs({['next '] = next_ms, ['owed '] = owed, ['fired '] = fired}) do
     if value ~= '' then
-      facts[#facts + 1] = what .. ' ' .. name
-      facts[#facts + 1] = value
+      store(what, value)
     end
   end
-  redis.call('HSET', schedules, unpack(facts))
   if more ~= '' then
     add_to(schedules, 'ran ' .. name, more)
   end
   if at == '0' then
-    redis.call('HSET', schedules, 'ended ' .. name, digits(now))
+    store('ended ', digits(now))
     at = digits(now + ENDED_KEPT)
   end
-  if kept[3] and owed == '' then
+  if owed_before and owed == '' then
     redis.call('HDEL', schedules, 'owed ' .. name)
   end
-  if not kept[4] then
-    schedule_check(schedules_due, name, at)
+  if not paused then
+    checks[#checks + 1], checks[#checks + 2] = at, name
+  end
+end
+
+-- Stores how far schedules got. `ticks`: name, `was` and `is` of each, as in tick_schedules. Of one that is there twice, the first
+-- counts.
+local function note_schedules(schedules, schedules_due, now, ticks)
+  local noted = {}
+  for from = 1, #ticks, AT_ONCE do
+    local names, facts, checks = {}, {}, {}
+    for n = from, math.min(from + AT_ONCE - 1, #ticks) do
+      names[#names + 1] = ticks[n][1]
+    end
+    local kept = facts_of(schedules, NOTED, names)
+    for n, name in ipairs(names) do
+      local tick = ticks[from + n - 1]
+      if not noted[name] then
+        noted[name] = true
+        note_schedule(schedules, now, name, tick[2], tick[3], part_of(kept, #NOTED, n), facts, checks)
+      end
+    end
+    if facts[1] then
+      redis.call('HSET', schedules, unpack(facts))
+      schedule_check(schedules_due, checks)
+    end
+  end
+end
+
+-- Adds the rows of the schedules `names` to the `reply` of tick_schedules, at most MAX_BYTES of definitions and one. `asked`: only
+-- those that are due.
+local function add_due_rows(schedules, schedules_due, now, names, asked, reply)
+  local bytes, MAX_BYTES = 0, 1048576
+  for from = 1, #names, AT_ONCE do
+    local some = {}
+    for n = from, math.min(from + AT_ONCE - 1, #names) do
+      some[#some + 1] = names[n]
+    end
+    local kept = facts_of(schedules, ROW, some)
+    for n, name in ipairs(some) do
+      local row = part_of(kept, #ROW, n)
+      if not row[1] or row[10] then -- gone or paused: not in the set of due schedules
+        redis.call('ZREM', schedules_due, name)
+      elseif not asked or tonumber(redis.call('ZSCORE', schedules_due, name) or NEVER) <= now then
+        row[10], reply[#reply + 1], bytes = name, row, bytes + #row[1]
+        if bytes > MAX_BYTES then
+          return
+        end
+      end
+    end
   end
 end
 
@@ -272,7 +346,6 @@ local function tick_schedules()
   local mesh = KEYS[1]
   local limit, was_led, led, wanted = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
   local schedules, schedules_due = mesh .. ':schedules', mesh .. ':schedules_due'
-  local MAX_BYTES = 1048576 -- of definitions in one reply
 
   redis.call('ZCARD', schedules_due)
   local now = now_ms()
@@ -287,24 +360,16 @@ local function tick_schedules()
     redis.call('HSET', schedules, 'led', led)
   end
 
+  local ticks = {}
   for i = 5, #ARGV, 3 do
     local name, was, is = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-    note_schedule(schedules, schedules_due, now, name, was, is)
+    ticks[#ticks + 1] = {name, was, is}
   end
+  note_schedules(schedules, schedules_due, now, ticks)
   local asked = wanted ~= '' and cmsgpack.unpack(wanted)
-  local reply, bytes = {'ok', digits(now), digits(whole_number(redis.call('HGET', schedules, 'led'), 0)), '', 0}, 0
-  for _, name in ipairs(asked or redis.call('ZRANGEBYSCORE', schedules_due, '-inf', digits(now), 'LIMIT', 0, limit)) do
-    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'next ' .. name, 'fired ' .. name,
-      'owed ' .. name, 'over ' .. name, 'ver ' .. name, 'ran ' .. name, 'ended ' .. name, 'paused ' .. name)
-    if not kept[1] or kept[10] then -- gone or paused: not in the set of due schedules
-      redis.call('ZREM', schedules_due, name)
-    elseif not asked or tonumber(redis.call('ZSCORE', schedules_due, name) or NEVER) <= now then
-      kept[10], reply[#reply + 1], bytes = name, kept, bytes + #kept[1]
-      if bytes > MAX_BYTES then
-        break
-      end
-    end
-  end
+  local reply = {'ok', digits(now), digits(whole_number(redis.call('HGET', schedules, 'led'), 0)), '', 0}
+  local names = asked or redis.call('ZRANGEBYSCORE', schedules_due, '-inf', digits(now), 'LIMIT', 0, limit)
+  add_due_rows(schedules, schedules_due, now, names, asked, reply)
   local following = redis.call('ZRANGEBYSCORE', schedules_due, '(' .. digits(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   reply[4] = following[2] and digits(math.min(tonumber(following[2]), LATEST)) or ''
   reply[5] = redis.call('ZCOUNT', schedules_due, '-inf', digits(now))
@@ -343,7 +408,7 @@ local function rewind_schedules()
       redis.call('HDEL', schedules, 'next ' .. name)
     end
     if (ahead(last) or put_off) and not kept[3] then
-      schedule_check(schedules_due, name, digits(now))
+      schedule_check(schedules_due, {digits(now), name})
     end
     rewound = rewound + (ahead(last) and 1 or 0)
   end
@@ -381,7 +446,7 @@ local function pause_schedule()
     local now = now_ms()
     redis.call('HSET', schedules, 'last ' .. name, digits(now))
     redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
-    schedule_check(schedules_due, name, digits(now))
+    schedule_check(schedules_due, {digits(now), name})
     store_clock(schedules, now)
   end
   return {'ok'}
@@ -420,7 +485,7 @@ local function override_schedule()
     redis.call('HSET', schedules, 'over ' .. name, digits(now) .. ' ' .. override)
   end
   if not kept[4] then
-    schedule_check(schedules_due, name, digits(now))
+    schedule_check(schedules_due, {digits(now), name})
   end
   store_clock(schedules, now)
   return {'ok'}
@@ -774,7 +839,7 @@ local function index_schedule()
     redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
   end
   if not kept[4] and (kept[1] ~= definition or not redis.call('ZSCORE', schedules_due, name)) then
-    schedule_check(schedules_due, name, digits(now))
+    schedule_check(schedules_due, {digits(now), name})
   end
   store_clock(schedules, now)
   keep_schedules(mesh, 0)

@@ -221,9 +221,10 @@ local function store_clock(schedules, now)
   end
 end
 
--- Sets when a leader is to check the schedule again.
-local function schedule_check(schedules_due, name, ms)
-  if redis.call('ZADD', schedules_due, ms, name) == 1 and redis.call('ZCARD', schedules_due) == 1 then
+-- Sets when a leader is to check schedules again. `checks`: times (ms) and names in turn.
+local function schedule_check(schedules_due, checks)
+  local new = checks[1] and redis.call('ZADD', schedules_due, unpack(checks)) or 0
+  if new > 0 and redis.call('ZCARD', schedules_due) == new then
     if redis.call('EXISTS', string.sub(schedules_due, 1, -4) .. 'stored') == 0 then
       redis.call('EXPIRE', schedules_due, 2592000) -- 30 days: the set was empty, and had no expiry
     end
