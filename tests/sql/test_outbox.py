@@ -160,6 +160,31 @@ def test_a_block_that_ends_in_another_context_than_it_began_sends_at_once(
     connection.close()
 
 
+def test_a_block_keeps_no_rows_from_their_own_commit(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, tmp_path: Path
+) -> None:
+    """Not those of another outbox, of another connection that is committed later, or of a task that outlives the block."""
+
+    def other_file() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "other.db", timeout=PATIENCE)
+
+    outbox, other = new_outbox(file), new_outbox(other_file)
+    connection, beside = file(), other_file()
+    with outbox.transaction(connection):
+        other.enqueue(beside, confirm.call(1))
+        later = copy_context()
+    beside.commit()
+    other.close(PATIENCE)
+    assert (waiting(mesh), rows(other_file)) == (1, [])
+    for stored in (later.run, lambda act: act()):
+        stored(lambda: outbox.enqueue(connection, confirm.call(2)))
+        connection.commit()
+        outbox.close(PATIENCE)
+        assert rows(file) == []
+    connection.close()
+    beside.close()
+
+
 def test_a_block_whose_commit_fails_is_rolled_back(confirm: Any, new_outbox: NewOutbox, tmp_path: Path) -> None:
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "app.db", timeout=0.1)

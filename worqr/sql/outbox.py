@@ -285,11 +285,18 @@ class Outbox:
         return place
 
     def _noted(self, place: Place, row: str) -> None:
-        block = self._blocks.get(place.key, _inside.get())
+        block = self._blocks.get(place.key)
+        if block is None:
+            if not place.when_committed(partial(self._sender.hand_over, (row,))):
+                self._raw.append(row)
+            block = self._block_around()
         if block is not None:
             block.append(row)
-        elif not place.when_committed(partial(self._sender.hand_over, (row,))):
-            self._raw.append(row)
+
+    def _block_around(self) -> list[str] | None:
+        """Return the rows of the open block that this code is in. Its connection may be the caller's, in another wrapper."""
+        inside = _inside.get()
+        return inside if any(each is inside for each in list(self._blocks.values())) else None
 
     def send(self) -> None:
         """Send what this process has stored on connections of drivers, after their commit. It does not wait.
