@@ -345,6 +345,20 @@ def test_asyncpg(mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, clu
     assert waiting(mesh) == 2
 
 
+def test_a_block_inside_a_transaction_that_is_open_does_not_decide_its_commit(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str
+) -> None:
+    """psycopg has begun it at the first statement, so the block is a savepoint."""
+    outbox = new_outbox(lambda: psycopg.connect(cluster.dsn(database)))
+    with psycopg.connect(cluster.dsn(database)) as connection:
+        connection.execute("SELECT 1")
+        with outbox.transaction(connection):
+            outbox.enqueue(connection, confirm.call(1))
+        assert outbox.sender._thread is None
+    outbox.close(PATIENCE)
+    assert (waiting(mesh), left(outbox)) == (1, 0)
+
+
 def test_rows_that_commit_late_with_lower_ids_are_found(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str
 ) -> None:
@@ -536,6 +550,12 @@ def test_django(
         with outbox.transaction(connection):
             outbox.enqueue(connection, confirm.call(5))
         outbox.close(PATIENCE)
+        with transaction.atomic():  # as that of a request
+            with outbox.transaction(connection):
+                outbox.enqueue(connection, confirm.call(6))
+            assert outbox.sender._thread is None
+        outbox.close(PATIENCE)
+        assert left(outbox) == 0
         connections.close_all()
 
     errors: list[BaseException] = []
@@ -551,4 +571,4 @@ def test_django(
     thread.join()
     if errors:
         raise errors[0]
-    assert waiting(mesh) == 2
+    assert waiting(mesh) == 3

@@ -54,6 +54,10 @@ class Place(Protocol):
         """Return True if the statement would be committed at once, by itself; or a coroutine that does, for an async session."""
         ...
 
+    def in_transaction(self) -> bool:
+        """Return True if a transaction is open, in which `block` would be a savepoint."""
+        ...
+
     def in_savepoint(self) -> bool:
         """Return True if a savepoint is open, as far as the library says."""
         ...
@@ -96,6 +100,9 @@ class _DriverPlace:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self.key: int = id(connection)
+
+    def in_transaction(self) -> bool:
+        return False  # `block` would raise
 
     def in_savepoint(self) -> bool:
         return False  # no driver says
@@ -172,7 +179,10 @@ class PsycopgPlace(_DriverPlace):
         return cursor.execute(numbered_marks(sql, "$", 1) if is_raw else _MARK.sub("%s", sql), parameters)
 
     def autocommits(self) -> bool:
-        return bool(self._connection.autocommit) and self._connection.info.transaction_status == 0  # IDLE
+        return bool(self._connection.autocommit) and not self.in_transaction()
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.info.transaction_status)  # 0 is IDLE
 
 
 class AsyncPsycopgPlace(PsycopgPlace):
@@ -199,7 +209,10 @@ class AsyncpgPlace(_DriverPlace):
         return [tuple(each) for each in found]
 
     def autocommits(self) -> bool:
-        return not self._connection.is_in_transaction()
+        return not self.in_transaction()
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.is_in_transaction())
 
 
 class DjangoPlace(_DriverPlace):
@@ -219,7 +232,10 @@ class DjangoPlace(_DriverPlace):
             return [tuple(each) for each in cursor.fetchall()] if cursor.description else []
 
     def autocommits(self) -> bool:
-        return not self._connection.in_atomic_block
+        return not self.in_transaction()
+
+    def in_transaction(self) -> bool:
+        return bool(self._connection.in_atomic_block)
 
     def in_savepoint(self) -> bool:
         return any(self._connection.savepoint_ids)

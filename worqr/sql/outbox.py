@@ -322,6 +322,8 @@ class Outbox:
         """Return a block around a transaction of a connection, at whose end its calls are sent: ``async with
         outbox.transaction(connection):``, or ``with`` for a connection that is not async.
 
+        In a transaction that is open before, it is a savepoint. Then its calls are sent as without a block.
+
         Args:
             connection: As for `enqueue`.
 
@@ -330,7 +332,7 @@ class Outbox:
             Retry: In a handler, and another connection writes to the SQLite database for longer than this one waits. It is
                 not counted; let it pass.
         """
-        return _Block(self._place(connection), self._blocks, self._sender.hand_over)
+        return _Block(self._place(connection), self._blocks, self._sender.hand_over, self._noted)
 
     def job_of(self, call: Call[R], id: str) -> Job[R]:
         """Return a handle of the job of a call. This does no I/O."""
@@ -407,16 +409,25 @@ def _check_open(autocommits: bool) -> None:
 class _Block:
     """A transaction of a connection; its rows are sent after the commit."""
 
-    def __init__(self, place: Place, blocks: dict[int, list[str]], hand_over: Callable[[Sequence[str]], None]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        blocks: dict[int, list[str]],
+        hand_over: Callable[[Sequence[str]], None],
+        note: Callable[[Place, str], None],
+    ) -> None:
         self._place = place
         self._blocks = blocks
         self._hand_over = hand_over
+        self._note = note
+        self._is_savepoint = False
         self._outer: list[str] | None = None
         self._rows: list[str] = []
         self._block: Any = None
         self._token: Any = None
 
     def _begin(self) -> Any:
+        self._is_savepoint = self._place.in_transaction()
         self._block = self._place.block()
         return self._block
 
@@ -432,10 +443,13 @@ class _Block:
             del self._blocks[self._place.key]
         else:
             self._blocks[self._place.key] = self._outer
-        if committed and self._outer is None:
-            self._hand_over(self._rows)
-        elif committed and self._outer is not None:
+        if committed and self._outer is not None:
             self._outer.extend(self._rows)  # a savepoint
+        elif committed and self._is_savepoint:
+            for row in self._rows:
+                self._note(self._place, row)
+        elif committed:
+            self._hand_over(self._rows)
 
     def __enter__(self) -> None:
         if self._place.is_async:
