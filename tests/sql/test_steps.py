@@ -137,6 +137,26 @@ def test_a_step_returns_in_each_run_what_it_has_returned_first(new_outbox: NewOu
     connection.close()
 
 
+def test_a_step_without_a_result_is_refused(new_outbox: NewOutbox, file: Connect) -> None:
+    """Of `first` with the same name, or of a function whose error the handler has caught."""
+    outbox, run, connection = new_outbox(file), FakeRun(), file()
+    assert in_run(run, lambda: outbox.first(connection, "charge"))
+    with pytest.raises(UsageError, match="'charge' has no result"):
+        in_run(run, lambda: outbox.step(connection, "charge", dict))
+
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        in_run(run, lambda: outbox.step(connection, "fails", fails))
+    connection.commit()
+    with pytest.raises(UsageError, match="'fails' has no result"):
+        in_run(run, lambda: outbox.step(connection, "fails", fails))
+    assert in_run(run, lambda: outbox.step(connection, "none", lambda: None)) is None
+    assert in_run(run, lambda: outbox.step(connection, "none", lambda: 1)) is None
+    connection.close()
+
+
 def test_steps_are_forgotten_after_thirty_days_a_few_in_each_transaction(
     new_outbox: NewOutbox, file: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

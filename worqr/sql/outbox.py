@@ -28,7 +28,7 @@ from worqr.keys import QueueKeys, check_name
 from worqr.mesh import Mesh
 from worqr.peer.run import Run, current_run
 from worqr.policy import Failure, Retry
-from worqr.sql.connections import DjangoPlace, Place, database_of, place_of
+from worqr.sql.connections import DjangoPlace, Place, Rows, database_of, place_of
 from worqr.sql.sender import Sender
 from worqr.sql.statements import (
     STORAGE,
@@ -386,7 +386,7 @@ class Outbox:
             What the function returned; or a coroutine that returns it, for an async `session`.
 
         Raises:
-            UsageError: As `first`; or JSON does not know the result.
+            UsageError: As `first`; JSON does not know the result; or the step was committed without one, as by `first`.
             TooOld: As `first`.
             Retry: As `first`.
         """
@@ -625,8 +625,8 @@ def kept_step(place: Place, sql: Statements, name: str, call: Callable[[], Any],
         value = _encoded(call())
         place.run(sql.keep_value(*key, value))
     else:
-        [(value,)] = place.run(sql.value(*key))
-    return decode(bytes(value or b"null"))
+        value = _value(name, place.run(sql.value(*key)))
+    return decode(value)
 
 
 async def _kept_async(
@@ -637,5 +637,20 @@ async def _kept_async(
         value = _encoded(await found if inspect.isawaitable(found) else found)
         await place.run(sql.keep_value(*key, value))
     else:
-        [(value,)] = await place.run(sql.value(*key))
-    return decode(bytes(value or b"null"))
+        value = _value(key[2], await place.run(sql.value(*key)))
+    return decode(value)
+
+
+def _value(name: str, found: Rows) -> bytes:
+    """Return the stored result of a step.
+
+    Raises:
+        UsageError: it has none.
+    """
+    [(value,)] = found
+    if value is None:
+        raise UsageError(
+            f"the step {name!r} has no result: outbox.first() has the same name, which must differ; or its function has raised, "
+            "and the transaction was committed all the same: let errors pass, so that it is rolled back"
+        )
+    return bytes(value)
