@@ -534,7 +534,7 @@ def test_django(
     def run() -> None:  # in a thread, which has connections of its own
         connections.configure_settings({})
         connections.databases.update(
-            {alias: {**connections.databases["default"], **file} for alias in ("default", "other")}
+            {alias: {**connections.databases["default"], "AUTOCOMMIT": True, **file} for alias in ("default", "other")}
         )
         connection = connections["default"]
         outbox = new_outbox(connection)
@@ -556,6 +556,12 @@ def test_django(
             assert outbox.sender._thread is None
         outbox.close(PATIENCE)
         assert left(outbox) == 0
+        connections.databases["default"]["AUTOCOMMIT"] = False  # for the connections of the sender, too
+        with transaction.atomic():
+            outbox.enqueue(connection, confirm.call(7))
+        outbox.close(PATIENCE)
+        assert left(outbox) == 0
+        outbox.sender.once(Passes.sweep)
         connections.close_all()
 
     errors: list[BaseException] = []
@@ -571,4 +577,4 @@ def test_django(
     thread.join()
     if errors:
         raise errors[0]
-    assert waiting(mesh) == 3
+    assert waiting(mesh) == 4

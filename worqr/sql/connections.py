@@ -537,7 +537,10 @@ class DjangoDatabase:
 
     def query(self, statement: Statement) -> Rows:
         try:
-            return DjangoPlace(self._connection).run(statement)
+            found = DjangoPlace(self._connection).run(statement)
+            if not self._connection.get_autocommit():  # as with AUTOCOMMIT = False
+                self._connection.commit()
+            return found
         finally:  # as Django does after a request: CONN_MAX_AGE, 0 by default, says how long a connection is kept
             self._connection.close_if_unusable_or_obsolete()
 
