@@ -24,7 +24,7 @@ from tests.support.clusters import cluster_of
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
-from worqr.client.inspection import OutboxFacts, read_outbox_facts
+from worqr.client.inspection import OutboxFacts, outboxes_of, read_outbox_facts
 from worqr.errors import UsageError
 from worqr.inside import client_of
 from worqr.keys import QueueKeys, RegistryKeys
@@ -663,6 +663,27 @@ def test_outboxes_of_two_databases_do_not_wait_for_each_other(
         return sweep(other)
 
     assert outbox.sender.once(beside) == 1
+
+
+def test_outboxes_of_one_table_with_other_queues_do_not_wait_for_each_other(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    """People see one table, as the last of their workers has told."""
+    outbox, other = new_outbox(file, queues=["other"]), new_outbox(file, queues=["confirm"])
+    put(other, file, confirm.call(1))
+    age(file, 3000)
+
+    def beside(passes: Passes) -> int:
+        assert passes.sweep() == 0
+        sent = sweep(other)
+        passes._count_at = 0.0
+        passes.sweep()
+        return sent
+
+    assert outbox.sender.once(beside) == 1
+    [(own,)] = outbox.sender.ask(lambda sql: (f"SELECT queue FROM {sql.table} WHERE id = 'outbox'", ()))
+    [told] = worqr.sync(outboxes_of, client_of(mesh))
+    assert (told.id, told.table) == (own, "worqr_outbox")
 
 
 def test_a_sender_that_has_slept_for_ten_minutes_sends_nothing_that_it_has_read_before(

@@ -771,8 +771,10 @@ async def outboxes_of(client: Client) -> list[OutboxInfo]:
         RefusedByServer, Unavailable: as any request.
     """
     stored = await client.ask(ops.list_outboxes(RegistryKeys(client.settings.prefix)))
-    found = [
-        OutboxInfo(each.id, told.table, told.rows, told.oldest / 1000, told.failed, told.held, each.idle_ms / 1000)
-        for each, told in ((each, read_outbox_facts(each.facts)) for each in stored)
-    ]
-    return sorted(found, key=lambda info: (info.table, info.id))
+    told = [(each, read_outbox_facts(each.facts)) for each in stored]
+    newest: dict[str, OutboxInfo] = {}
+    for each, facts in sorted(told, key=lambda pair: (-pair[0].idle_ms, pair[1].seen)):
+        own = each.id.partition(":")[0]  # behind it are the queues of those who share the table
+        rest = facts.oldest / 1000, facts.failed, facts.held, each.idle_ms / 1000
+        newest[own] = OutboxInfo(own, facts.table, facts.rows, *rest)
+    return sorted(newest.values(), key=lambda info: (info.table, info.id))

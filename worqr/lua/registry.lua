@@ -541,7 +541,7 @@ end
 
 -- lease_outbox: takes or renews the lease of one outbox, whose holder alone sweeps its table, and stores what it says of the table.
 -- Gives the lease back if it asks for 0 ms. What another program has written there counts as nothing.
--- ARGV[1] outbox the random id that its table has
+-- ARGV[1] outbox the random id that its table has, and what names the queues of those who sweep it for some only
 -- ARGV[2] holder text of ASCII letters and digits, which the program has drawn
 -- ARGV[3] lease_ms ms
 -- ARGV[4] facts JSON about the table, '' to keep those that are stored

@@ -6,8 +6,8 @@ them. Nothing is ever open in the database while a request to the server is. A r
 server knows it by its id (`dispatch_jobs`, option `row`) for a week, and for ten minutes after it was deleted. So no
 sender sends a row more than a minute after reading it, by a clock that goes on while the machine sleeps.
 
-A sweep holds the lease of its outbox, so that one worker does it at a time. The lease is no fence: two sweeps would only do the
-same work.
+A sweep holds the lease of its table and its `queues`, so that one worker does it at a time. The lease is no fence: two sweeps
+would only do the same work.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -317,6 +318,7 @@ class Passes:
         self._sql = Statements(database.dialect, table)
         self._queues = queues
         self._replicas = replicas
+        self._lease_of = "" if queues is None else f":{zlib.crc32(repr(sorted({*queues})).encode()):08x}"
         self._holder = os.urandom(16).hex()
         self._id = ""
         self._facts: OutboxFacts | None = None
@@ -485,7 +487,8 @@ class Passes:
         """Take or renew the lease. Return False if another worker has it."""
         while not (found := self._database.query(self._sql.identity())):  # the table is new, or was emptied
             self._database.query(self._sql.identify(os.urandom(16).hex()))
-        [(self._id, now)] = found
+        [(own, now)] = found
+        self._id = own + self._lease_of
         facts = "" if self._facts is None else msgspec.json.encode(self._facts).decode()
         ms = min(60_000, LEASE_MS + int(2000 * self._interval))
         reply = sync(self._client.ask, ops.lease_outbox(self._keys, self._id, self._holder, ms, facts))
