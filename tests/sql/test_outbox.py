@@ -830,6 +830,29 @@ def test_an_outage_of_the_database_never_reaches_the_caller(
     assert "no such table" in caplog.text
 
 
+def test_an_error_of_a_driver_that_is_no_exception_ends_no_sender(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the panic of a library in Rust, or the `sys.exit()` of a function that reads settings."""
+    fails = [True]
+
+    def connect() -> sqlite3.Connection:
+        if fails:
+            raise SystemExit("no settings")
+        return file()
+
+    new_outbox(file)
+    outbox, connection = Outbox(mesh, connect, sweep=False), file()
+    for n in range(2):
+        with outbox.transaction(connection):
+            outbox.enqueue(connection, confirm.call(n))
+        outbox.close(PATIENCE)
+        fails.clear()
+    assert (waiting(mesh), len(rows(file))) == (1, 1)
+    assert "no settings" in caplog.text
+    connection.close()
+
+
 def test_recording_notes_what_is_enqueued_and_stores_nothing(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
 ) -> None:

@@ -164,8 +164,9 @@ class Sender:
     def _begin(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="worqr-outbox", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="worqr-outbox", daemon=True)
+                thread.start()  # it raises if there may be no more threads
+                self._thread = thread
         self._wake.set()
 
     # In the thread
@@ -191,7 +192,7 @@ class Sender:
                 elif sweeps and not self._sweepers:
                     passes.give_back()
                 outage.over()
-            except Exception as error:  # of the database, the server, or the drivers
+            except BaseException as error:  # of the database, the server, or the drivers, whose panics are no Exception
                 self._sending = False
                 outage.began(error)
                 if not isinstance(error, Unavailable) and passes is not None:
@@ -282,7 +283,7 @@ class Outage:
         self.since: float = 0.0
         self.pause: float = SOONEST
 
-    def began(self, error: Exception) -> None:
+    def began(self, error: BaseException) -> None:
         """An attempt has failed."""
         self.pause = min(LATEST, self.pause * 2)
         if not self.since:
