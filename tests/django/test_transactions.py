@@ -251,7 +251,26 @@ def test_run_tasks_in_a_test_case(project: Project) -> None:
                     worqr.sync(mesh.enqueue_many, [mesh.call("billing.invoice", order=7)])
                     tasks.count.enqueue()
                 self.assertEqual(len(ran), 1)
+
+            def test_a_function_that_takes_a_list(self):
+                import worqr
+                from worqr.django.meshes import mesh_of
+                mesh, lists = mesh_of(tasks.late.get_backend()), []
+
+                @mesh.task(batch_size=10)
+                def index(orders: list[int]) -> None:
+                    lists.append((orders, len(worqr.current().items)))
+
+                @mesh.task(batch_size=10)
+                async def search(orders: list[int]) -> None:
+                    lists.append((orders, len(worqr.current().items)))
+
+                with run_tasks():
+                    index.on_commit(7)
+                    index.options(id="order-8").on_commit(8)
+                    search.on_commit(9)
+                self.assertEqual(lists, [([7], 1), ([8], 1), ([9], 1)])
         """,
     )
     said = project.manage("test", "--verbosity", "0", WORQR_URL="unix:///nowhere/worqr.sock")
-    assert "Ran 5 tests" in said
+    assert "Ran 6 tests" in said

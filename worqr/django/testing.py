@@ -29,6 +29,7 @@ def run_tasks(*, raise_errors: bool = True) -> Iterator[list[Any]]:
     First the ``on_commit`` hooks of the block run, as in ``captureOnCommitCallbacks(execute=True)``. Then each task and each
     call of the meshes' functions runs here, in order, and what they enqueue runs, too. A task runs once, and `run_after` and
     delays are not waited for. A call of a function that the mesh does not declare is for another application, and does not run.
+    A function that takes a list gets each call by itself.
 
     Args:
         raise_errors: Raise what a task raises. False: its result is FAILED.
@@ -78,12 +79,13 @@ def _run(mesh: Mesh[Any], call: Call[Any], ran: list[Any], *, raise_errors: bool
     def finished(task_result: Any, **_: Any) -> None:
         ran.append(task_result)
 
-    function = definition_of(mesh.functions[call.queue]).fn
+    definition = definition_of(mesh.functions[call.queue])
     name = str(call._options.get("id", "test"))
+    calls = None if definition.options.batch_size is None else 1
     signals.task_finished.connect(finished, weak=False)
     try:
-        with context(id=name, queue=call.queue, task=call.task, failures=9):
-            _call(function, call)
+        with context(id=name, queue=call.queue, task=call.task, failures=9, calls=calls):
+            _call(definition.fn, call, takes_list=calls is not None)
     except Exception:
         if raise_errors:
             raise
@@ -91,6 +93,9 @@ def _run(mesh: Mesh[Any], call: Call[Any], ran: list[Any], *, raise_errors: bool
         signals.task_finished.disconnect(finished)
 
 
-def _call(function: Callable[..., Any], call: Call[Any]) -> None:
+def _call(function: Callable[..., Any], call: Call[Any], *, takes_list: bool) -> None:
     run = async_to_sync(function) if iscoroutinefunction(function) else function
-    run(*call.args, **call.kwargs)
+    if takes_list:
+        run([*call.args, *call.kwargs.values()])
+    else:
+        run(*call.args, **call.kwargs)
