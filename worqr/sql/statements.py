@@ -142,7 +142,7 @@ def check_dialect(name: str) -> str:
 
 
 def check_table(name: object) -> str:
-    """Return `name` if it can be that of a table.
+    """Return the name of a table as databases know one without quotes: in small letters.
 
     Raises:
         UsageError: it has other characters than letters, digits and underscores.
@@ -151,7 +151,7 @@ def check_table(name: object) -> str:
         raise UsageError(
             f"table must be a name of letters, digits and underscores, 'schema.name' at most, not {name!r}"
         )
-    return name
+    return name.lower()
 
 
 def _marks(values: Collection[object]) -> str:
