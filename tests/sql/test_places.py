@@ -163,6 +163,16 @@ def test_a_connection_is_sent_by_its_block_or_by_send(
     assert (waiting(mesh), left(outbox)) == (2, 0)
 
 
+def test_an_outbox_may_have_thousands_of_queues(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, engine: sa.Engine
+) -> None:
+    outbox = new_outbox(engine, queues=["confirm", *map("q{}".format, range(2000))])
+    with engine.begin() as connection:
+        outbox.enqueue(connection, confirm.call(1))
+        connection.exec_driver_sql("UPDATE worqr_outbox SET at = at - 3000")
+    assert outbox.sender.once(Passes.sweep) == 1
+
+
 def test_an_engine_in_autocommit_is_refused(confirm: Any, new_outbox: NewOutbox, engine: sa.Engine) -> None:
     outbox = new_outbox(engine)
     if engine.dialect.name == "sqlite":

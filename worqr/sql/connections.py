@@ -15,6 +15,7 @@ import inspect
 import re
 import sys
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from worqr.errors import UsageError
@@ -34,7 +35,7 @@ def kinds_of(given: object) -> set[str]:
 
 def numbered_marks(sql: str, prefix: str, first: int) -> str:
     """Write the parameters of a statement as numbers: ``$1`` or ``:p0``."""
-    numbers = iter(range(first, first + 1000))
+    numbers = count(first)
     return _MARK.sub(lambda _: f"{prefix}{next(numbers)}", sql)
 
 
