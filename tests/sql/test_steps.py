@@ -235,6 +235,34 @@ def test_a_serialization_failure_is_a_retry_that_counts_nothing(
         assert not found.value.counted
 
 
+def test_a_serialization_failure_at_the_commit_of_a_block_is_a_retry_that_counts_nothing(
+    new_outbox: NewOutbox, cluster: Postgres, database: str
+) -> None:
+    def connect() -> Any:
+        return psycopg.connect(cluster.dsn(database), options="-c default_transaction_isolation=serializable")
+
+    def count_up(connection: Any) -> None:
+        connection.execute("INSERT INTO numbers SELECT COUNT(*) FROM numbers")
+
+    outbox, late, other = new_outbox(connect), connect(), connect()
+    other.execute("CREATE TABLE numbers (n INTEGER)")
+    other.commit()
+
+    def beside() -> None:
+        with outbox.transaction(late):
+            count_up(late)
+            count_up(other)
+            other.commit()
+
+    with pytest.raises(worqr.Retry) as found:
+        in_run(FakeRun(), beside)
+    assert not found.value.counted
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        beside()
+    late.close()
+    other.close()
+
+
 def test_steps_with_asyncpg_and_its_errors(new_outbox: NewOutbox, cluster: Postgres, database: str) -> None:
     def connect() -> Any:
         return asyncpg.connect(host=str(cluster.folder), port=cluster.port, user="postgres", database=database)

@@ -329,8 +329,8 @@ class Outbox:
 
         Raises:
             UsageError: It is no connection.
-            Retry: In a handler, and another connection writes to the SQLite database for longer than this one waits. It is
-                not counted; let it pass.
+            Retry: In a handler, and another connection writes to the SQLite database for longer than this one waits; or
+                PostgreSQL wants the transaction again at its commit. It is not counted; let it pass.
         """
         return _Block(self._place(connection), self._blocks, self._sender.hand_over, self._noted)
 
@@ -462,7 +462,8 @@ class _Block:
     def __exit__(self, *error: Any) -> bool | None:
         committed = False
         try:
-            swallows = self._block.__exit__(*error)  # as that of psycopg its Rollback
+            with retried():
+                swallows = self._block.__exit__(*error)  # as that of psycopg its Rollback
             committed = error[0] is None
         finally:
             self._end(committed)
@@ -477,7 +478,8 @@ class _Block:
     async def __aexit__(self, *error: Any) -> bool | None:
         committed = False
         try:
-            swallows = await self._block.__aexit__(*error)
+            with retried():
+                swallows = await self._block.__aexit__(*error)
             committed = error[0] is None
         finally:
             self._end(committed)
