@@ -415,6 +415,29 @@ def test_ids_of_rows_sort_by_time_and_are_all_different() -> None:
     assert new_row_id()[:11] >= made[0][:11]
 
 
+def test_a_sweep_reads_few_large_payloads_at_once(mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect) -> None:
+    """Else a worker with little memory would be killed, and so would be the next one."""
+    outbox = new_outbox(file)
+    put(outbox, file, *(mesh.call("large", data="x" * 1_000_000) for _ in range(20)))
+    age(file, 3000)
+    read: list[int] = []
+
+    def noted(passes: Passes) -> int:
+        query = passes._database.query
+
+        def run(statement: Any) -> Any:
+            found = query(statement)
+            read.append(sum(len(each) for row in found for each in row if isinstance(each, bytes)))
+            return found
+
+        passes._database.query = run  # type: ignore[method-assign]
+        return passes.sweep()
+
+    assert outbox.sender.once(noted) == 20
+    assert sum(read) > 20_000_000
+    assert max(read) < 9_000_000
+
+
 def test_a_full_queue_is_left_out_and_others_go_on(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
 ) -> None:

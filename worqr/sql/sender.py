@@ -18,7 +18,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -28,6 +28,7 @@ import msgspec
 from worqr import ops
 from worqr.client.inspection import OutboxFacts, read_outbox_facts
 from worqr.client.sync import sync
+from worqr.command import in_chunks
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable, WrongVersion
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import boottime
@@ -345,8 +346,16 @@ class Passes:
 
     def send(self, ids: Sequence[str]) -> int:
         """Send rows that were just committed; return how many jobs there are of them. Rows that are not there are left out."""
+        return sum(self._send_page(page) for page in self._pages(ids))
+
+    def _pages(self, ids: Sequence[str]) -> Iterable[list[str]]:
+        """Return the ids of rows in lists whose payloads are read together: a worker may have little memory."""
+        sizes = dict(self._database.query(self._sql.sizes(ids))) if len(ids) > 1 else dict.fromkeys(ids, 0)
+        return in_chunks(list(sizes), sizes.__getitem__)
+
+    def _send_page(self, ids: Sequence[str]) -> int:
         read_at = boottime()
-        return self._send(_rows(self._database.query(self._sql.by_id(ids))), read_at) if ids else 0
+        return self._send(_rows(self._database.query(self._sql.by_id(ids))), read_at)
 
     def _send(self, rows: Sequence[Row], read_at: float) -> int:
         """Send rows, and delete those that are jobs now. Return how many."""

@@ -124,7 +124,7 @@ STORAGE: Final = {
 SETTLED_MS: Final = 2000
 """Age of a row after which a sweep sends it: before that, its sender does."""
 SWEEP_ROWS: Final = 500
-"""Rows that are read, sent and deleted together."""
+"""Rows that are read, sent and deleted together, at most: fewer if they are large."""
 MOST_SWEPT: Final = 10_000
 """Rows of one sweep."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}(\.[A-Za-z_][A-Za-z0-9_]{0,50})?")
@@ -190,6 +190,11 @@ class Statements:
             f"INSERT INTO {self.table} ({columns}) VALUES (?, {FORMAT}, ?, ?, ?, {self.now})",  # noqa: S608
             (row, queue, payload, options),
         )
+
+    def sizes(self, rows: Sequence[str]) -> Statement:
+        """Read the ids of these rows, of those that are there, each with the bytes of its payload and its options."""
+        select = f"SELECT id, LENGTH(payload) + LENGTH(options) FROM {self.table}"  # noqa: S608
+        return f"{select} WHERE id IN ({_marks(rows)}) ORDER BY id", tuple(rows)
 
     def by_id(self, rows: Sequence[str]) -> Statement:
         """Read these rows, of those that are committed and wait."""
