@@ -497,6 +497,34 @@ def test_a_full_lane_delays_no_rows_of_other_lanes(mesh: worqr.Mesh[Any], new_ou
     assert other.id not in rows(file)
 
 
+def test_more_rows_of_full_lanes_than_a_sweep_reads_delay_no_others(
+    mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worqr.sql.statements.MOST_SWEPT", 3)
+    monkeypatch.setattr("worqr.sql.sender.MOST_SWEPT", 3)
+    outbox = new_outbox(file)
+
+    @mesh.task(name="mail", lanes=worqr.Lanes("tenant", max_length=1))
+    def mail(tenant: str) -> None: ...
+
+    put(outbox, file, *(mail.call("a") for _ in range(8)))
+    time.sleep(0.002)  # the ids of rows sort by their milliseconds
+    put(outbox, file, mail.call("b"))
+    age(file, 3000)
+
+    def several(passes: Passes) -> None:
+        for _ in range(6):
+            passes.sweep()
+        [first] = worqr.sync(mesh.queue("mail").jobs, limit=1)
+        worqr.sync(mesh.queue("mail").job(first.id).cancel)
+        passes._in_full_lanes = {}
+        for _ in range(6):
+            passes.sweep()
+
+    outbox.sender.once(several)
+    assert (waiting(mesh, "mail"), len(rows(file))) == (2, 6)
+
+
 def test_a_node_that_is_away_delays_no_rows_for_queues_of_other_nodes(
     file: Connect, server_kind: str, prefix: str
 ) -> None:

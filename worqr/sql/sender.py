@@ -326,6 +326,7 @@ class Passes:
         self._facts: OutboxFacts | None = None
         self._blocked: dict[str, tuple[float, float]] = {}
         self._in_full_lanes: dict[str, float] = {}
+        self._after = ""
         self._next_at = 0.0
         self._interval = SOONEST
         self._count_at = self._recount_at = self._steps_at = 0.0
@@ -517,8 +518,8 @@ class Passes:
     def _sweep(self) -> int:
         """Send rows for some seconds, because those of this process come first; return how many were sent."""
         assert self._facts is not None
-        sent, without = 0, self._left_out()
-        found = self._database.query(self._sql.to_sweep(self._queues, without))
+        sent, without, after = 0, self._left_out(), self._after
+        found = self._database.query(self._sql.to_sweep(self._queues, without, after))
         newest = self._facts.seen - TOO_OLD_MS
         if any(self._facts.covered < at < newest and not tries for _, _, at, tries in found):
             self._hold(self._facts.covered)
@@ -529,7 +530,9 @@ class Passes:
             page = [left.popleft() for _ in range(min(len(left), SWEEP_ROWS))]
             waits = self._left_out()
             sent += self.send([row for row, queue, *_ in page if queue not in waits])
-        if left or len(found) == MOST_SWEPT or without or self._left_out() or self._in_full_lanes:
+        lanes_only = len(found) == MOST_SWEPT and not left and any(each[0] in self._in_full_lanes for each in found)
+        self._after = found[-1][0] if lanes_only else ""  # the next sweep reads what is behind them
+        if left or len(found) == MOST_SWEPT or without or self._left_out() or self._in_full_lanes or after:
             self._facts = replace(self._facts, covered=self._facts.seen)  # rows wait for a reason
         return sent
 

@@ -202,9 +202,9 @@ class Statements:
         where = f"WHERE id IN ({_marks(rows)}) AND state = '{WAITING}' AND retry_at <= {self.now} ORDER BY id"
         return f"{select} {where}", tuple(rows)
 
-    def to_sweep(self, only: Collection[str] | None, without: Collection[str]) -> Statement:
+    def to_sweep(self, only: Collection[str] | None, without: Collection[str], after: str = "") -> Statement:
         """Read the first rows that wait, that no sender holds any more, of these queues or of all, `without` some: id, queue,
-        time of the insert in ms, tries.
+        time of the insert in ms, tries. Those up to the id `after` were read before, and wait.
 
         A sweep asks once, and reads its pages by their ids: before it finds a row, the database may read a million dead ones.
         """
@@ -215,8 +215,10 @@ class Statements:
             where += f" AND queue IN ({_marks(only)})"
         if without:
             where += f" AND queue NOT IN ({_marks(without)})"
+        if after:
+            where += " AND id > ?"
         select = f"SELECT id, queue, at, tries FROM {self.table} WHERE {where} ORDER BY id LIMIT {MOST_SWEPT}"  # noqa: S608
-        return select, (*(only or ()), *without)
+        return select, (*(only or ()), *without, *([after] if after else []))
 
     def lookup(self, row: str) -> Statement:
         """Read a row for a caller that knows its id: queue, payload, the time of its insert in ms, state, error."""
