@@ -37,6 +37,7 @@ class FakeRun:
         self.record: dict[bytes, bytes] | None = {b"first": str(number).encode()} if number else None
         self.task = task
         self.queue = queue
+        self.is_list = False
 
 
 def in_run(run: FakeRun, act: Callable[[], Any]) -> Any:
@@ -102,6 +103,8 @@ def test_where_a_step_is_refused(new_outbox: NewOutbox, file: Connect) -> None:
         outbox.first(connection)
     with pytest.raises(UsageError, match="plain task"):
         in_run(FakeRun(0), lambda: outbox.first(connection))
+    with context(calls=2), pytest.raises(UsageError, match="without batch_size"):
+        outbox.first(connection)
     old = int((time.time() - 30 * 86400) * 1e6)
     with pytest.raises(TooOld, match="30 days ago"):
         in_run(FakeRun(old), lambda: outbox.first(connection))

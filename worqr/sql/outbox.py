@@ -363,7 +363,7 @@ class Outbox:
             True or False; or a coroutine that returns it, for an async `session`.
 
         Raises:
-            UsageError: Outside a handler, in a plain task, in a savepoint, or in autocommit.
+            UsageError: Outside a handler, in a plain task, in a run with a list of calls, in a savepoint, or in autocommit.
             TooOld: The job was dispatched more than 29 days ago, and its steps may have been forgotten.
             Retry: The step is locked, or the database wants the transaction again. It is not counted; let it pass.
         """
@@ -514,9 +514,13 @@ def life_of(run: Run[Any]) -> str:
     """Return what names the job of a run: the same in each of its runs, and in no other job.
 
     Raises:
-        UsageError: it is a plain task.
+        UsageError: it is a plain task, or the run is of several jobs.
         TooOld: its steps may have been forgotten.
     """
+    if run.is_list:
+        raise UsageError(
+            "a run with a list of calls is of several jobs, and takes no steps: declare the function without batch_size"
+        )
     number = None if run.record is None else whole(run.record.get(b"first"), 0)
     if not number:
         raise UsageError(
