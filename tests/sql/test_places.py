@@ -163,6 +163,24 @@ def test_a_connection_is_sent_by_its_block_or_by_send(
     assert (waiting(mesh), left(outbox)) == (2, 0)
 
 
+def test_a_database_that_only_one_connection_sees_is_refused(mesh: worqr.Mesh[Any], confirm: Any) -> None:
+    """With `StaticPool`, the sender would commit the transactions of the application."""
+    given = {"poolclass": sa.StaticPool, "connect_args": {"check_same_thread": False}}
+    for options in ({}, given):
+        engine = sa.create_engine("sqlite://", **options)  # type: ignore[arg-type]
+        outbox = Outbox(mesh, engine, sweep=False)
+        with pytest.raises(UsageError, match="a file"):
+            outbox.create_tables()
+        outbox.metadata.create_all(engine)
+        with orm.Session(engine) as session:
+            outbox.enqueue(session, confirm.call(1))
+            with pytest.raises(UsageError, match="a file"):
+                outbox.sender.once(Passes.sweep)
+            session.rollback()
+            assert session.execute(sa.select(sa.func.count()).select_from(outbox.table)).scalar() == 0
+        engine.dispose()
+
+
 def test_an_outbox_may_have_thousands_of_queues(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, engine: sa.Engine
 ) -> None:

@@ -467,6 +467,12 @@ class EngineDatabase:
     """Connections of the engine of an application."""
 
     def __init__(self, engine: Any) -> None:
+        is_in_memory = engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:")
+        if is_in_memory or "sqlalchemy.StaticPool" in kinds_of(engine.pool):
+            raise UsageError(
+                f"an outbox needs a connection of its own, and the database of {engine!r} has only one: use a file, without "
+                "StaticPool; in tests, worqr.testing.recording() stores no rows, and outbox.metadata has the tables"
+            )
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @property
