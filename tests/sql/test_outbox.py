@@ -810,6 +810,30 @@ def test_a_row_that_asks_for_a_replica_delays_no_others(
     assert waiting(mesh) == 601
 
 
+def test_a_worker_that_ends_during_a_sweep_gives_its_lease_back(
+    new_outbox: NewOutbox, file: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox, sweep, swept, ended, given = new_outbox(file), Passes.sweep, *(threading.Event() for _ in range(3))
+    give_back = Passes.give_back
+
+    def slow(passes: Passes) -> int:
+        sent = sweep(passes)
+        swept.set()
+        assert ended.wait(PATIENCE)
+        return sent
+
+    def noted(passes: Passes) -> None:
+        give_back(passes)
+        given.set()
+
+    monkeypatch.setattr(Passes, "sweep", slow)
+    monkeypatch.setattr(Passes, "give_back", noted)
+    with outbox.sender.sweeping():
+        assert swept.wait(PATIENCE)
+    ended.set()
+    assert given.wait(20), "the thread would keep it for a minute"
+
+
 def test_close_waits_for_no_worker(mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect) -> None:
     outbox, connection = new_outbox(file), file()
     with outbox.sender.sweeping():

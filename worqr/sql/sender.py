@@ -190,7 +190,7 @@ class Sender:
                 self._sending = False
                 if self._sweepers and passes.pause() <= 0:
                     passes.sweep()
-                elif sweeps and not self._sweepers:
+                elif not self._sweepers:
                     passes.give_back()
                 outage.over()
             except BaseException as error:  # of the database, the server, or the drivers, whose panics are no Exception
