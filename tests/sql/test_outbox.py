@@ -438,6 +438,16 @@ def test_a_sweep_reads_few_large_payloads_at_once(mesh: worqr.Mesh[Any], new_out
     assert max(read) < 9_000_000
 
 
+def test_a_version_of_sqlite_that_deletes_no_rows_with_their_ids_is_refused(
+    new_outbox: NewOutbox, file: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = new_outbox(file)
+    monkeypatch.setattr("worqr.sql.sender.OLDEST_SQLITE", (99, 0))
+    for act in (outbox.create_tables, lambda: sweep(outbox)):
+        with pytest.raises(UsageError, match=r"needs SQLite 99\.0 .* the database has 3\."):
+            act()
+
+
 def test_a_full_queue_is_left_out_and_others_go_on(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
 ) -> None:

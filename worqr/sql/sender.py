@@ -29,7 +29,7 @@ from worqr import ops
 from worqr.client.inspection import OutboxFacts, read_outbox_facts
 from worqr.client.sync import sync
 from worqr.command import in_chunks
-from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable, WrongVersion
+from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable, UsageError, WrongVersion
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import boottime
 from worqr.log_events import emit
@@ -85,6 +85,8 @@ LANE_WAITS: Final = 10.0
 REPLICAS_MS: Final = 30_000
 """Milliseconds until a row is sent again that asks for more replicas than there are."""
 MOST_ERROR: Final = 300
+OLDEST_SQLITE: Final = (3, 35)
+"""The first version that knows RETURNING."""
 SHORTEN_AT: Final = 100
 
 
@@ -107,8 +109,8 @@ class Sender:
         queues: tuple[str, ...] | None,
         replicas: int,
     ) -> None:
-        self._make: Callable[[], Passes] = lambda: Passes(client, connect(), table, queues, replicas)
-        self._connect = connect
+        self._connect: Callable[[], Database] = lambda: _opened(connect)
+        self._make: Callable[[], Passes] = lambda: Passes(client, self._connect(), table, queues, replicas)
         self._table = table
         self._renew()
 
@@ -255,6 +257,24 @@ class Sender:
                 database.close()
 
         return _in_thread(run)
+
+
+def _opened(connect: Callable[[], Database]) -> Database:
+    """Open the database of an outbox.
+
+    Raises:
+        UsageError: it is of a version of SQLite that cannot delete rows as a sender does: their jobs would come again.
+    """
+    database = connect()
+    if database.dialect == "sqlite":
+        [(version,)] = database.query(("SELECT sqlite_version()", ()))
+        if tuple(map(int, version.split("."))) < OLDEST_SQLITE:
+            database.close()
+            oldest = ".".join(map(str, OLDEST_SQLITE))
+            raise UsageError(
+                f"an outbox needs SQLite {oldest} or newer, and the database has {version}: use a Python with a newer one"
+            )
+    return database
 
 
 def _in_thread(act: Callable[[], object]) -> Any:
