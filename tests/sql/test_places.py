@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 import worqr
 from tests.sql.test_outbox import NewOutbox, waiting
@@ -179,6 +180,21 @@ def test_a_database_that_only_one_connection_sees_is_refused(mesh: worqr.Mesh[An
             session.rollback()
             assert session.execute(sa.select(sa.func.count()).select_from(outbox.table)).scalar() == 0
         engine.dispose()
+
+
+def test_a_database_whose_transactions_its_sender_would_not_commit_is_refused(
+    mesh: worqr.Mesh[Any], engine: sa.Engine
+) -> None:
+    """It deletes rows in transactions of its own, and a session begins one that somebody else commits."""
+    makers = orm.sessionmaker(engine), orm.scoped_session(orm.sessionmaker(engine)), async_sessionmaker()
+    connection = sqlite3.connect(":memory:")
+    for given in (*makers, connection):
+        with pytest.raises(UsageError, match="needs its database: an engine"):
+            Outbox(mesh, given)
+    connection.close()
+    for connect in (engine.connect, lambda: orm.Session(engine)):
+        with pytest.raises(UsageError, match="give the engine itself"):
+            Outbox(mesh, connect, sweep=False).create_tables()
 
 
 def test_an_outbox_may_have_thousands_of_queues(

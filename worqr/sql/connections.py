@@ -455,12 +455,22 @@ def database_of(given: Any) -> Callable[[], Database]:
         check_dialect(given.vendor)
         alias = given.alias
         return lambda: DjangoDatabase(alias)
-    if callable(given) and not isinstance(given, type):
+    if callable(given) and not isinstance(given, type) and kinds.isdisjoint(_NO_FUNCTIONS):
         return lambda: DriverDatabase(given)
     raise UsageError(
         "an outbox needs its database: an engine of SQLAlchemy, Django's `connection`, or a function that returns a new "
         f"connection of sqlite3, psycopg or asyncpg, as in Outbox(mesh, lambda: sqlite3.connect('app.db')), not {given!r}"
     )
+
+
+_NO_FUNCTIONS: Final = {
+    "sqlite3.Connection",
+    "sqlalchemy.sessionmaker",
+    "sqlalchemy.async_sessionmaker",
+    "sqlalchemy.scoped_session",
+    "sqlalchemy.async_scoped_session",
+}
+"""What can be called as well, and is given by mistake."""
 
 
 class EngineDatabase:
@@ -575,8 +585,14 @@ class DriverDatabase:
                 self._wait(found.set_autocommit(True))
             case PsycopgPlace():
                 found.autocommit = True
+            case AsyncpgPlace():
+                pass  # it has no transactions of its own accord
             case _:
-                pass
+                self._wait(found.close())
+                raise UsageError(
+                    f"the function of an outbox has returned a {type(found).__name__}, whose transactions the outbox would not "
+                    "commit: give the engine itself, Outbox(mesh, engine), or a new connection of a driver"
+                )
 
     def _wait(self, found: Any) -> Any:
         return found if self._loop is None or not inspect.isawaitable(found) else self._loop.wait(found)
