@@ -287,6 +287,8 @@ def test_what_an_outbox_cannot_send_is_refused_before_the_insert(
         ({"database": sqlite3.Connection}, "needs its database"),
         ({"replicas": -1}, "replicas"),
         ({"queues": [""]}, "queue name"),
+        ({"queues": "confirm"}, r"a list of names.*not 'confirm'"),
+        ({"queues": []}, "a list of names"),
     ],
 )
 def test_arguments_that_are_not_valid(mesh: worqr.Mesh[Any], file: Connect, wrong: dict[str, Any], words: str) -> None:

@@ -139,7 +139,7 @@ class Outbox:
     ) -> None:
         self._client: Client = client_of(mesh)
         self._table = check_table(table)
-        self._queues = None if queues is None else tuple(check_name(each) for each in queues)
+        self._queues = None if queues is None else _check_queues(queues)
         self.alias: str | None = getattr(database, "alias", None)
         self._raw: deque[str] = deque(maxlen=1000)
         self._blocks: dict[int, list[str]] = {}
@@ -392,6 +392,14 @@ class Outbox:
         """
         place = self._place(session)
         return kept_step(place, self.statements(place.dialect), name, partial(fn, *args, **kwargs), fn)
+
+
+def _check_queues(given: Collection[str]) -> tuple[str, ...]:
+    if isinstance(given, str) or not given:
+        raise UsageError(
+            f"queues must be a list of names, queues=['shop.confirm'], or None for all queues, not {given!r}"
+        )
+    return tuple(check_name(each) for each in given)
 
 
 async def _done(promise: Promise[R]) -> Promise[R]:
