@@ -244,7 +244,9 @@ class Statements:
         """Hold the rows of these queues, or of all, that were never tried, and stored after `since` but older than this. Return
         one column for each.
         """
-        where = f"state = '{WAITING}' AND tries = 0 AND at > ? AND at < {self.now} - {int(older_ms)}"
+        where = (
+            f"state = '{WAITING}' AND format <= {FORMAT} AND tries = 0 AND at > ? AND at < {self.now} - {int(older_ms)}"
+        )
         if only is not None:
             where += f" AND queue IN ({_marks(only)})"
         return f"UPDATE {self.table} SET state = '{HELD}' WHERE {where} RETURNING 1", (since, *(only or ()))  # noqa: S608
