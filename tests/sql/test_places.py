@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 import worqr
 from tests.sql.test_outbox import NewOutbox, waiting
 from tests.support.children import ROOT
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, wait_until
 from tests.support.postgres import Postgres, program
 from worqr.errors import UsageError
 from worqr.sql import Outbox
@@ -402,6 +402,31 @@ def test_a_block_inside_a_transaction_that_is_open_does_not_decide_its_commit(
         assert outbox.sender._thread is None
     outbox.close(PATIENCE)
     assert (waiting(mesh), left(outbox)) == (1, 0)
+
+
+def test_two_programs_may_create_the_tables_at_the_same_time(
+    mesh: worqr.Mesh[Any], cluster: Postgres, database: str
+) -> None:
+    """PostgreSQL refuses one of them, although it says IF NOT EXISTS."""
+    outbox, errors = Outbox(mesh, lambda: psycopg.connect(cluster.dsn(database)), sweep=False), list[Exception]()
+
+    def create() -> None:
+        try:
+            outbox.create_tables()
+        except Exception as error:
+            errors.append(error)
+
+    with psycopg.connect(cluster.dsn(database)) as other:
+        for sql in outbox.ddl("postgresql"):
+            other.execute(sql.encode())
+        thread = threading.Thread(target=create)
+        thread.start()
+        with psycopg.connect(cluster.dsn(database), autocommit=True) as watch:
+            waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            wait_until(lambda: watch.execute(waits).fetchone())
+    thread.join()
+    assert errors == []
+    assert left(outbox) == 0
 
 
 def test_rows_that_commit_late_with_lower_ids_are_found(

@@ -232,7 +232,10 @@ class Sender:
 
         def create(database: Database) -> None:
             for sql in Statements(database.dialect, self._table).create():
-                database.query((sql, ()))
+                try:
+                    database.query((sql, ()))
+                except Exception:  # PostgreSQL refuses one of two that create a table at the same time
+                    database.query((sql, ()))
 
         self._aside(create)
 
