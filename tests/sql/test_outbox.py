@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -207,6 +208,24 @@ def test_send_hands_over_what_drivers_have_committed(
     outbox.send()
     outbox.close(60)
     assert (waiting(mesh), rows(file)) == (2, [])
+
+
+def test_a_row_that_another_thread_stores_meanwhile_is_left_to_the_next_send(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+
+    class Raced(deque[str]):
+        def __iter__(self) -> Iterator[str]:
+            yield from list(super().__iter__())
+            if len(self) == 1:
+                put(outbox, file, confirm.call(2))
+
+    outbox._raw = Raced(maxlen=1000)
+    put(outbox, file, confirm.call(1))
+    outbox.send()
+    outbox.close(PATIENCE)
+    assert rows(file) == []
 
 
 def test_a_sender_that_dies_before_the_delete_is_repeated_and_adds_no_job(

@@ -303,8 +303,10 @@ class Outbox:
 
         Rows whose transaction has not been committed are left to the workers.
         """
-        rows = list(self._raw)
-        self._raw.clear()
+        rows = list[str]()
+        with suppress(IndexError):  # other threads may add rows, or send them
+            while True:
+                rows.append(self._raw.popleft())
         self._sender.hand_over(rows)
 
     def close(self, timeout: Seconds = 5) -> None:
