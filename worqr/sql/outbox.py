@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -574,7 +575,7 @@ def retried() -> Generator[None]:
             getattr(cause, "__cause__", None) if getattr(cause, "sqlstate", None) is None and cause.__cause__ else cause
         )
         state = str(getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None))
-        if state in _LOCKED or "database is locked" in str(error):
+        if state in _LOCKED or re.search("database (table |schema )?is locked", str(error)):
             raise Retry("another transaction holds a lock", delay=LOCKED_DELAY, counted=False) from error
         if state in _CONFLICT:
             raise Retry("the database wants this transaction again", delay=CONFLICT_DELAY, counted=False) from error
