@@ -35,45 +35,49 @@ SAMPLE = pytest.StashKey[Sample]()
 TESTS = Path(__file__).parent.parent
 
 SLOW = {
-    0.02: "cli/test_workers",
+    0.02: "chaos/test_run cli/test_document cli/test_workers dashboard/test_accessible docs/test_howto sql/test_places",
     0.05: (
-        "chaos/test_run cli/test_document dashboard/test_accessible dashboard/test_browser docs/test_howto "
-        "faults/test_batches model/test_protocol"
+        "dashboard/test_browser django/test_commands faults/test_batches link/test_refusals model/test_protocol "
+        "peer/test_stuck_handlers peer/test_workflows test_typed_clients"
     ),
     0.1: (
-        "cli/test_run dashboard/test_security django/test_outbox faults/test_crash_points faults/test_jobs "
-        "faults/test_move hosting/test_thread_peer link/test_cluster_faults link/test_cluster_router link/test_refusals "
-        "peer/leader/test_schedule_ticker peer/test_consumer_shutdown peer/test_stuck_handlers peer/test_workflows "
-        "sql/test_outbox sql/test_places test_acl test_cluster test_odd_values test_typed_clients test_web"
+        "cli/test_run client/test_sync dashboard/test_security django/test_outbox faults/test_crash_points "
+        "faults/test_jobs faults/test_move faults/test_refusals hosting/test_thread_peer link/test_cluster_faults "
+        "link/test_cluster_router peer/leader/test_schedule_ticker peer/test_consumer_shutdown sql/test_outbox test_acl "
+        "test_cluster test_examples test_odd_values test_prometheus test_rivals test_web"
     ),
     0.2: (
-        "cli/test_dashboard client/test_sync dashboard/test_bulk dashboard/test_faults dashboard/test_live "
-        "django/test_commands docs/test_raw docs/test_tutorial faults/test_cut_connections faults/test_history "
-        "faults/test_lists faults/test_refusals faults/test_zombies link/test_heartbeat "
-        "peer/executors/processes/test_worker peer/leader/test_due_jobs peer/test_session peer/test_shared_limits "
-        "test_examples test_prometheus test_sentinel"
+        "cli/test_dashboard cli/test_data_server cli/test_main cli/test_terminal cli/top/test_command "
+        "client/test_sharded_queues dashboard/test_bulk dashboard/test_faults dashboard/test_hostile dashboard/test_live "
+        "django/test_admin django/test_backend django/test_transactions docs/test_migrate docs/test_raw "
+        "docs/test_tutorial faults/test_cut_connections faults/test_history faults/test_lists faults/test_recovery "
+        "faults/test_zombies link/test_heartbeat link/test_outage peer/executors/processes/test_pool "
+        "peer/executors/processes/test_worker peer/leader/test_due_jobs peer/test_odd_errors peer/test_session "
+        "peer/test_shared_limits sql/test_kills test_benchmarks test_demo test_go_client test_probes test_sentinel "
+        "test_walks testing/test_plugin"
     ),
     0.35: (
-        "cli/test_data_server cli/test_main cli/top/test_command client/test_asyncio client/test_mesh_info "
-        "client/test_schedules client/test_sharded_queues dashboard/test_forgery django/test_admin docs/test_migrate "
-        "docs/test_pages faults/test_saving link/test_cluster_places link/test_first_contact link/test_outage "
-        "link/test_replicas ops/test_every_script ops/test_odd_values peer/executors/processes/test_pool "
-        "peer/test_deadlines peer/test_delivery peer/test_limits peer/test_odd_errors peer/test_results "
-        "peer/test_run_counter peer/test_slots sql/test_kills test_credentials test_mesh test_prefixes test_wire "
-        "testing/test_plugin"
+        "client/test_asyncio client/test_mesh_info client/test_schedules dashboard/test_forgery dashboard/test_mounts "
+        "dashboard/test_pages dashboard/test_payloads docs/test_others docs/test_pages faults/test_limits "
+        "faults/test_outages faults/test_saving link/test_cluster_places link/test_first_contact link/test_node_client "
+        "link/test_replicas mistakes/test_command_line ops/test_every_script ops/test_lanes ops/test_odd_values "
+        "peer/test_deadlines peer/test_delivery peer/test_limits peer/test_results peer/test_run_counter peer/test_slots "
+        "test_credentials test_lua test_mesh test_prefixes test_replicas test_wire"
     ),
     0.6: (
-        "cli/test_produce_commands cli/test_script cli/test_task_commands client/test_batches client/test_producer "
-        "client/test_queue client/test_room client/test_topics dashboard/test_mounts dashboard/test_payloads "
-        "dashboard/test_tables docs/test_others faults/test_recovery hosting/test_asyncio_peer link/test_sentinel "
-        "link/test_subscriptions link/test_thread_driver mistakes/test_command_line ops/test_clustered ops/test_lanes "
-        "peer/leader/test_scanner peer/test_claims peer/test_failure_handlers peer/test_late_functions "
-        "peer/test_list_functions peer/test_reconciler peer/test_scheduler peer/test_work_map_refresher test_embedded "
-        "test_go_client test_lua test_otel_metrics test_project test_replicas"
+        "cli/test_list_commands cli/test_metrics cli/test_produce_commands cli/test_reload cli/test_schedule_commands "
+        "cli/test_script cli/test_task_commands client/test_batches client/test_producer client/test_queue "
+        "client/test_room client/test_topics dashboard/test_openapi dashboard/test_tables faults/test_odd_records "
+        "hosting/test_asyncio_peer link/test_sentinel link/test_subscriptions link/test_thread_driver "
+        "mistakes/test_testing ops/test_clustered ops/test_finished ops/test_job_machine ops/test_keys_of_one_job "
+        "peer/executors/processes/test_importable peer/executors/processes/test_serving peer/leader/test_scanner "
+        "peer/test_claims peer/test_failure_handlers peer/test_late_functions peer/test_list_functions "
+        "peer/test_reconciler peer/test_scheduler peer/test_work_map_refresher test_argument_codec test_editor "
+        "test_embedded test_face test_otel_metrics test_project test_support"
     ),
 }
-"""The share that runs of the files that would take more than 5 s: they start programs, browsers and clusters, or wait. So all
-tests of a run take 5 minutes."""
+"""The share that runs of the files that take longest: they start programs, browsers and clusters, or wait. So a run takes 5
+minutes."""
 SHARES = {f"{name}.py": share for share, names in SLOW.items() for name in names.split()}
 
 
