@@ -17,6 +17,7 @@ import trio.lowlevel
 
 import worqr
 from tests.peer.conftest import NewMesh, mesh, new_mesh  # noqa: F401 - fixtures
+from tests.peer.tools import eventually
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
@@ -136,6 +137,21 @@ async def test_a_limit_whose_node_does_not_answer_delays_the_permits_of_no_other
     async with mesh.connect(), mesh.limit(worqr.Limit(1, name="away")), mesh.limit(worqr.Limit(1, name="near")):
         assert await trio.to_thread.run_sync(all_renewed.wait, PATIENCE)
     assert renewed["away"] == 1
+
+
+async def test_the_connection_that_renews_ends_with_the_permits(
+    mesh: worqr.Mesh, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(permits, "RENEW_EVERY", 0.05)
+
+    async def connections() -> int:
+        listed = await trio.to_thread.run_sync(server.look.client_list)
+        return sum(each["name"] == f"worqr:{mesh.prefix}:data" for each in listed)
+
+    async with mesh.connect():
+        async with mesh.limit(ONE):
+            await eventually(connections, 2)
+        await eventually(connections, 1)
 
 
 HOLDER = """

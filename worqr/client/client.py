@@ -543,10 +543,12 @@ class ConnectionRegistry:
 
     Attributes:
         for_threads: the connection of plain threads.
+        for_renewals: that of the thread which renews permits, and closes it.
     """
 
     def __init__(self, settings: ClientSettings, declared_shards: Mapping[str, int]) -> None:
         self.for_threads: ThreadConnection = ThreadConnection(self._make_for_threads)
+        self.for_renewals: ThreadConnection = ThreadConnection(self._make_for_threads)
         self._settings = settings
         self._declared_shards = declared_shards
         self._by_loop: dict[object, Connection] = {}
@@ -694,6 +696,7 @@ class ConnectionRegistry:
         self._inherited |= self._by_loop
         self._by_loop.clear()
         self.for_threads.forget()
+        self.for_renewals.forget()
 
     def new_link(self, settings: LinkSettings) -> Link:
         """Return a link that is not started, for the running loop or else for plain threads. Tests may replace it."""
@@ -733,7 +736,7 @@ EXITING: Final = (
 
 
 class ThreadConnection:
-    """The connection of all plain threads.
+    """The connection of all plain threads, or of one.
 
     It is made at first use. It ends with `close`, with the mesh, or with the interpreter. A forked child begins without one.
     """
@@ -823,6 +826,7 @@ if hasattr(os, "register_at_fork"):
 def _at_exit() -> None:
     for connections in list(_all_connections):
         connections.for_threads.close()
+        connections.for_renewals.close()
 
 
 def _end(connection: Connection) -> None:

@@ -20,12 +20,11 @@ from weakref import WeakValueDictionary
 from worqr import ops
 from worqr.client.notifications import Notification
 from worqr.client.producer import random_part
-from worqr.client.sync import sync
 from worqr.command import Command
 from worqr.errors import UsageError, WorqrError
 from worqr.keys import LimitKeys, RegistryKeys, check_name
 from worqr.limits import Limit, LimitInfo, describe_limits, limits_text, parse_limits
-from worqr.link import Link
+from worqr.link import Link, run_blocking
 from worqr.log_events import emit
 from worqr.validation import check_between
 
@@ -196,15 +195,17 @@ class HeldPermits:
 
     def _renew_all(self) -> None:
         asked: dict[LimitKeys, float] = {}
+        connection = self._client.connections.for_renewals
         time.sleep(RENEW_EVERY)
         while held := self._all_held():
             began = time.monotonic()
             try:
-                sync(self._renew_once, held, asked)
+                run_blocking(self._renew_once(connection.get().link, held, asked))
             except WorqrError as error:
                 for keys, permits in held.items():
                     self._tell_unrenewed(keys, permits, error)
             time.sleep(max(0.0, began + RENEW_EVERY - time.monotonic()))
+        connection.close()
 
     def _all_held(self) -> dict[LimitKeys, list[str]]:
         """Return all permits that are held, by limit. If there are none, the thread is to end."""
@@ -214,14 +215,16 @@ class HeldPermits:
                 self._thread = None
             return held
 
-    async def _renew_once(self, held: Mapping[LimitKeys, Sequence[str]], asked: dict[LimitKeys, float]) -> None:
+    async def _renew_once(
+        self, link: Link, held: Mapping[LimitKeys, Sequence[str]], asked: dict[LimitKeys, float]
+    ) -> None:
         """Renew permits. A limit whose node does not answer delays no other one.
 
         Args:
+            link: the connection.
             held: the permits by limit.
             asked: when the requests end that have no reply yet, by limit. It is changed.
         """
-        link = self._client.connections.for_current_loop().link
         now, left, answered = time.monotonic(), 0, Notification(link)
 
         def deliver(keys: LimitKeys, some: Sequence[str], _: object, error: Exception | None) -> None:
@@ -243,10 +246,11 @@ class HeldPermits:
             await answered.wait(wait)
 
     def _renewed(self, link: Link, keys: LimitKeys, permits: Sequence[str], error: Exception | None) -> None:
-        if error is not None:
-            self._tell_unrenewed(keys, permits, error)
-            return
         returned = set(permits).difference(self.held_of(keys))  # meanwhile, and they may be held again by this
+        if error is not None:
+            if len(returned) < len(permits):
+                self._tell_unrenewed(keys, permits, error)
+            return
         for permit in returned:
             link.post(ops.return_permit(keys, permit), lambda _, _error: None, patience=LEASE)
 
