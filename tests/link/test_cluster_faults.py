@@ -24,10 +24,10 @@ from tests.support.patience import PATIENCE
 from worqr.command import Command
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, WorkerHandle
-from worqr.link.cluster import ClusterRouter, NodeEndpoint, ShardEndpoint
+from worqr.link.cluster import ClusterRouter, NodeEndpoint, ShardEndpoint, TopologyView
 from worqr.link.messages import Subscriptions, receive_all
 from worqr.link.node import NodeClient
-from worqr.link.session import GUILTY_AFTER, BatchResult, Held, Request, slot_of
+from worqr.link.session import GUILTY_AFTER, SLOTS, BatchResult, Held, Request, slot_of
 from worqr.link.settings import Endpoint
 from worqr.link.thread_driver import ThreadDriver, run_blocking
 
@@ -672,6 +672,36 @@ def test_plain_threads_call_many_nodes_together(fakes: Fakes) -> None:
     finally:
         link.close()
     assert len(fakes.stored) == 400
+
+
+def test_an_interrupt_while_requests_leave_the_lobby_leaves_no_thread_waiting(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = Link(LinkSettings("redis+cluster://127.0.0.1:1", patience=PATIENCE), ThreadDriver())
+    link.start()
+    router, start, failed = router_of(link), NodeClient.start, list[str]()
+
+    def wait() -> None:
+        with pytest.raises(Unavailable) as caught:
+            run_blocking(link.call(echo("a")))
+        failed.append(str(caught.value))
+
+    def interrupted(self: NodeClient) -> None:
+        start(self)
+        raise KeyboardInterrupt
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    while not router._lobby.pending:
+        time.sleep(0.005)
+    router.topology.view = TopologyView([Endpoint("127.0.0.1", fakes.nodes[0].port)] * SLOTS)
+    monkeypatch.setattr(NodeClient, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_blocking(link.call(echo("b")))
+    waiting.join(PATIENCE / 2)
+    assert failed == ["the link was interrupted by KeyboardInterrupt while it was in use"]
+    assert link.has_ended
+    link.close()
 
 
 async def test_slots_wander_under_load_and_every_number_is_used_once(fakes: Fakes, link: Link) -> None:

@@ -43,7 +43,7 @@ from worqr.link.driver import Driver, Waiter, Watch, copy_of, settle_soon
 from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply, is_unknown_host, remedy_for
 from worqr.link.log_thread import LogThread
 from worqr.link.messages import SHARDED, Channels, Subscription, Subscriptions
-from worqr.link.node import ConnectionHistory, LinkCondition, NodeClient
+from worqr.link.node import ConnectionHistory, LinkCondition, NodeClient, why_died
 from worqr.link.session import SLOTS, Posted, Request, RequestQueue, give_up, slot_of
 from worqr.link.settings import Endpoint, LinkSettings
 
@@ -415,8 +415,17 @@ class ClusterRouter:
 
     @trio.lowlevel.enable_ki_protection
     def submit(self, request: Request | Posted) -> Watch | None:
-        """Send a request, or several, to the nodes that have their keys. The driver delivers the outcomes."""
-        self._send(request if isinstance(request, Posted) else (request,), self._client_of_new)
+        """Send a request, or several, to the nodes that have their keys. The driver delivers the outcomes.
+
+        Ctrl-C in a plain thread ends the link, as in `NodeClient`: requests of other threads may just leave the lobby.
+        """
+        try:
+            self._send(request if isinstance(request, Posted) else (request,), self._client_of_new)
+        except BaseException as exc:
+            error = why_died(exc)
+            self.died(error)
+            self._driver.interrupted(error)
+            raise
         return None
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
@@ -528,8 +537,8 @@ class ClusterRouter:
         client = self._clients.get(endpoint)
         if client is None:
             client = self._new_client(resolver=NodeEndpoint(self.topology, endpoint), node=endpoint)
-            client.start()
             self._clients[endpoint] = client
+            client.start()
         return client
 
     # Called by the topology

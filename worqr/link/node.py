@@ -98,6 +98,16 @@ def survives(method: M) -> M:
     return run  # type: ignore[return-value]
 
 
+def why_died(exc: BaseException) -> WorqrError:
+    """Return the error of all calls of a link that ends because of `exc`."""
+    if isinstance(exc, KeyboardInterrupt | SystemExit):
+        error: WorqrError = Unavailable(f"the link was interrupted by {type(exc).__name__} while it was in use")
+    else:
+        error = WorqrBug(f"the link died ({type(exc).__name__}: {exc}); please report this")
+    error.__cause__ = exc
+    return error
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionHistory:
     """The connections of one client so far.
@@ -238,12 +248,9 @@ class NodeClient:
 
     def died(self, exc: BaseException) -> None:
         """End because of a bug, or of a signal handler that raised in the middle of a change: no call may wait in vain."""
-        if not isinstance(exc, KeyboardInterrupt | SystemExit):
-            error: WorqrError = WorqrBug(f"the link died ({type(exc).__name__}: {exc}); please report this")
+        error = why_died(exc)
+        if isinstance(error, WorqrBug):
             self._log_thread.emit(logger, "link.died", DIED, exc_info=exc)
-        else:
-            error = Unavailable(f"the link was interrupted by {type(exc).__name__} while it was in use")
-        error.__cause__ = exc
         self._end(error)
         self._driver.interrupted(error)
         if self._cluster is not None:
