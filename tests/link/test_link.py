@@ -164,6 +164,26 @@ async def test_no_thread_to_be_had_is_a_clear_error(monkeypatch: pytest.MonkeyPa
     link.close()
 
 
+@pytest.mark.parametrize(
+    ("url", "name"), [("redis+cluster://127.0.0.1:1", "topology"), ("redis+sentinel://127.0.0.1:1/s", "sentinel")]
+)
+async def test_an_interrupt_while_a_thread_starts_leaves_none(
+    monkeypatch: pytest.MonkeyPatch, url: str, name: str
+) -> None:
+    link, real = Link(LinkSettings(url), TrioDriver()), threading.Thread.start
+
+    def interrupted(self: threading.Thread) -> None:
+        real(self)
+        if self.name == f"worqr-{name}":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            link.start()
+    await until(lambda: f"worqr-{name}" not in [each.name for each in threading.enumerate()], what="threads that end")
+
+
 async def test_no_thread_to_dial_in_is_no_reason_not_to_dial(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     real = threading.Thread.start
 

@@ -318,8 +318,10 @@ class Link:
                 self._sentinels.watcher.start()
             with self.driver.entered:
                 self._client.start()
-        except RuntimeError as exc:
+        except BaseException as exc:  # also Ctrl-C, which may arrive while a thread starts
             self.close()
+            if not isinstance(exc, RuntimeError):
+                raise
             raise Unavailable(
                 f"cannot start the link's threads ({exc}): this process is at its limit (ulimit -u)"
             ) from exc
