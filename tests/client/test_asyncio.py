@@ -26,7 +26,8 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import embedded
 from worqr.client import notifications
-from worqr.link import loop_name_here
+from worqr.inside import client_of
+from worqr.link import Link, loop_name_here
 
 T = TypeVar("T")
 Main = Callable[[], Coroutine[Any, Any, T]]
@@ -931,6 +932,24 @@ def test_a_connection_whose_loop_was_closed_ends_with_the_next_one(new_mesh: New
     bounded(use)
     assert not mesh._client.connections.any
     assert link._client.ended is not None
+
+
+def test_a_connection_whose_loop_was_closed_ends_with_its_mesh(server: Server, prefix: str) -> None:
+    kept: list[Any] = []
+
+    async def connect() -> Link:
+        mesh = worqr.Mesh(server.url, prefix=prefix)
+        kept.append(connected := mesh.connect())
+        await connected.__aenter__()
+        return client_of(mesh).link
+
+    loop = asyncio.new_event_loop()
+    link = loop.run_until_complete(connect())
+    loop.close()
+    assert not link.has_ended
+    kept.clear()
+    gc.collect()
+    assert link.has_ended
 
 
 def test_a_mesh_is_connected_again_and_again_by_new_loops(mesh: worqr.Mesh) -> None:

@@ -555,6 +555,7 @@ class ConnectionRegistry:
         self._hosted: dict[object, Connection] = {}
         self._inherited: dict[object, Connection] = {}
         _all_connections.add(self)
+        weakref.finalize(self, _end_left_behind, self._by_loop).atexit = False
 
     @property
     def any(self) -> bool:
@@ -624,7 +625,7 @@ class ConnectionRegistry:
 
     async def _make(self, loop: object) -> Connection:
         """Make the connection of this loop. If the URL requests an embedded server, the server runs as long as the connection."""
-        self._end_left_behind()
+        _end_left_behind(self._by_loop)
         url = _url(self._settings)
         server: AbstractContextManager[EmbeddedServer] | None = None
         if url == EMBEDDED:
@@ -653,15 +654,6 @@ class ConnectionRegistry:
 
     def _connection(self, link: Link, server: AbstractContextManager[EmbeddedServer] | None) -> Connection:
         return Connection(link, server, ShardDirectory(link, self._settings.prefix, self._declared_shards))
-
-    def _end_left_behind(self) -> None:
-        """End the connections of asyncio loops that were closed inside their blocks, because the blocks did not end them."""
-        for loop, connection in list(self._by_loop.items()):
-            is_closed: Callable[[], bool] = getattr(loop, "is_closed", lambda: False)
-            is_of_this_process = connection.pid == os.getpid()
-            # Another thread may have ended it meanwhile.
-            if is_of_this_process and is_closed() and self._by_loop.pop(loop, None) is not None:
-                _end(connection)
 
     @contextmanager
     def hosting(self, loop: object, peers: Connection) -> Generator[None]:
@@ -833,6 +825,16 @@ def _end(connection: Connection) -> None:
     connection.link.close()
     if connection.server is not None:
         connection.server.__exit__(None, None, None)
+
+
+def _end_left_behind(by_loop: dict[object, Connection]) -> None:
+    """End the connections of asyncio loops that were closed inside their blocks, because the blocks did not end them."""
+    for loop, connection in list(by_loop.items()):
+        is_closed: Callable[[], bool] = getattr(loop, "is_closed", lambda: False)
+        is_of_this_process = connection.pid == os.getpid()
+        # Another thread may have ended it meanwhile.
+        if is_of_this_process and is_closed() and by_loop.pop(loop, None) is not None:
+            _end(connection)
 
 
 def _url(settings: ClientSettings) -> str:
