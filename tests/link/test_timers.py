@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+
+import pytest
 
 from worqr.link.driver import Timers
 
@@ -43,3 +46,20 @@ def test_a_callback_that_plans_itself_again_lets_the_loop_go_on() -> None:
     timers.add(0.0, again)
     timers.run()
     assert ran == [1]
+
+
+def test_a_callback_that_is_interrupted_before_it_begins_stays_due() -> None:
+    ran: list[str] = []
+    interrupts = [KeyboardInterrupt]
+
+    def call(callback: Callable[[], object]) -> object:
+        if interrupts:
+            raise interrupts.pop()
+        return callback()
+
+    timers = Timers(call)
+    timers.add(1.0, lambda: ran.append("a"))
+    with pytest.raises(KeyboardInterrupt):
+        timers.run()
+    timers.run()
+    assert ran == ["a"]

@@ -75,13 +75,19 @@ class Timers:
         return times[0][0] if times else math.inf
 
     def run(self) -> None:
-        """Run the callbacks that are due."""
+        """Run the callbacks that are due. One that Ctrl-C interrupts stays due: without it an `Alarm` would never ring again."""
         times = self._times
         if times and times[0][0] <= (now := time.monotonic()):
             while times and times[0][0] <= now:
-                callback = heapq.heappop(times)[2].callback
-                if callback is not None:
-                    self._call(callback)
+                due = times[0]
+                try:
+                    heapq.heappop(times)
+                    if due[2].callback is not None:
+                        self._call(due[2].callback)
+                except BaseException:
+                    if due not in times:
+                        heapq.heappush(times, due)
+                    raise
 
     def clear(self) -> None:
         self._times.clear()
