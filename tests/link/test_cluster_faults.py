@@ -25,6 +25,7 @@ from worqr.command import Command
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, WorkerHandle
 from worqr.link.cluster import ClusterRouter, NodeEndpoint, ShardEndpoint, TopologyView
+from worqr.link.connector import EndpointWatcher
 from worqr.link.messages import Subscriptions, receive_all
 from worqr.link.node import NodeClient
 from worqr.link.session import GUILTY_AFTER, SLOTS, BatchResult, Held, Request, slot_of
@@ -702,6 +703,33 @@ def test_an_interrupt_while_requests_leave_the_lobby_leaves_no_thread_waiting(
     assert failed == ["the link was interrupted by KeyboardInterrupt while it was in use"]
     assert link.has_ended
     link.close()
+
+
+@pytest.mark.parametrize("url", ["redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/s"])
+def test_an_interrupt_while_the_link_ends_leaves_no_thread_waiting(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(LinkSettings(url), ThreadDriver())
+    link.start()
+    end, failed = EndpointWatcher.end, list[str]()
+
+    def wait() -> None:
+        with pytest.raises(Unavailable) as caught:
+            run_blocking(link.call(echo("a"), patience=2 * PATIENCE))
+        failed.append(str(caught.value))
+
+    def interrupted(self: EndpointWatcher) -> None:
+        end(self)
+        raise KeyboardInterrupt
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    client = link._client
+    while not (client._lobby if isinstance(client, ClusterRouter) else client.requests).pending:
+        time.sleep(0.005)
+    monkeypatch.setattr(EndpointWatcher, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        link.close()
+    waiting.join(PATIENCE)
+    assert ["was closed" in each for each in failed] == [True]
 
 
 async def test_slots_wander_under_load_and_every_number_is_used_once(fakes: Fakes, link: Link) -> None:

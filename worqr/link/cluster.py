@@ -462,10 +462,10 @@ class ClusterRouter:
     def _end(self, error: WorqrError) -> None:
         self.ended = error = self.ended or error
         left = [*self._lobby.clear(), *(waiter for waiter, _ in self._ready.take())]
-        self.topology.watcher.end()
         for client in list(self._clients.values()):
             client.close()
         settle_soon(self._driver, left, error)
+        self.topology.watcher.end()  # last: it waits for the thread, and Ctrl-C may end that wait
 
     # Routing
 

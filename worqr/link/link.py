@@ -21,6 +21,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final, Literal, TypeVar, cast
 
 import msgspec
@@ -447,15 +448,18 @@ class Link:
     def close(self) -> None:
         """Close all sockets and end all threads, now. Pending calls get Unavailable. Idempotent."""
         self._has_begun = True
-        for heartbeat in self._heartbeats:
-            heartbeat.stop()
-        if self._sentinels is not None:
-            self._sentinels.close()
-        with self.driver.entered:
-            self.subscriptions.close()
-            self._client.close()
-            self.driver.close()
-        self._log_thread.stop()
+        with ExitStack() as stack:  # Ctrl-C may end the wait for a thread: the rest is closed all the same
+            stack.callback(self._log_thread.stop)
+            stack.callback(self._disconnect)
+            if self._sentinels is not None:
+                stack.callback(self._sentinels.close)
+            for heartbeat in self._heartbeats:
+                stack.callback(heartbeat.stop)
+
+    def _disconnect(self) -> None:
+        with self.driver.entered, ExitStack() as stack:
+            for close in (self.driver.close, self._client.close, self.subscriptions.close):
+                stack.callback(close)
 
     def _followed(self, before: str, after: str) -> None:
         """The mesh has moved to another server. Called in the thread of an attempt to connect."""
