@@ -190,6 +190,22 @@ async def test_of_a_call_in_several_requests_all_is_stored(mesh: worqr.Mesh) -> 
         await q.delete()
 
 
+@pytest.mark.usefixtures("lonely")
+async def test_an_enqueue_of_plain_tasks_and_of_jobs_stores_all(mesh: worqr.Mesh) -> None:
+    double, q = doubling(mesh), mesh.queue("Q1")
+
+    @mesh.task(name="tagged", tags=["a"])  # its calls are jobs, because plain tasks have no tags
+    def tagged(n: int) -> None: ...
+
+    n = MAX_ITEMS + 500
+    async with mesh.connect():
+        with pytest.raises(worqr.NotReplicated):
+            await mesh.enqueue_many(each.call(i) for i in range(n) for each in (tagged, double))
+        assert (await q.count(), await tagged.queue.count()) == (n, n)
+        await q.delete()
+        await tagged.queue.delete()
+
+
 async def test_a_server_without_replicas_never_has_enough(wait_for_replicas: Say, no_bench: None) -> None:
     wait_for_replicas(0.1)
     mesh = worqr.Mesh(EMBEDDED)

@@ -604,7 +604,10 @@ class Producer:
                     if given and not call._is_prepared:
                         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
                 if jobs := [call for call in batch if call._options.keys() - RAW_OPTIONS]:
-                    stored += len(await self.dispatch_many(jobs))
+                    try:
+                        stored += len(await self.dispatch_many(jobs))
+                    except NotReplicated as error:
+                        stored, late = stored + len(jobs), error
                 plain = [call for call in batch if not call._options.keys() - RAW_OPTIONS]
                 sending = len(plain)
                 answers, late = await self._enqueue_batch(plain, late)
