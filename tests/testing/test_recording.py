@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 import worqr
@@ -81,6 +83,18 @@ async def test_arguments_are_checked_as_always(mesh: worqr.Mesh, mail: Mail) -> 
         with pytest.raises(worqr.UsageError):
             mail.options(delay=-1)
     assert sent.calls(mail) == []
+
+
+async def test_what_many_at_once_refuse_is_refused(mesh: worqr.Mesh, mail: Mail) -> None:
+    given = cast("Any", mail)("Ada")  # the coroutine of the handler
+    with testing.recording(mesh) as sent:
+        with pytest.raises(worqr.UsageError, match="use dispatch_many"):
+            await mesh.enqueue_many([mail.call("Ada"), mail.options(delay=5).call("Grace")])
+        with pytest.raises(worqr.UsageError, match=r"write mail\.call"):
+            await mesh.enqueue_many([given])
+        with pytest.raises(worqr.UsageError, match="give calls"):
+            await mesh.dispatch_many([mail.call("Ada"), cast("Any", "Grace")])
+    assert sent.all() == []
 
 
 async def test_what_needs_a_server_says_so(mesh: worqr.Mesh, mail: Mail) -> None:

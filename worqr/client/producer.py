@@ -600,9 +600,7 @@ class Producer:
         try:
             for batch in self._batches(calls):
                 for call in batch:
-                    given = call._options.keys() - RAW_OPTIONS - LANE_OPTIONS - DECLARED_OPTIONS
-                    if given and not call._is_prepared:
-                        raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
+                    check_plain(call)
                 if jobs := [call for call in batch if call._options.keys() - RAW_OPTIONS]:
                     try:
                         stored += len(await self.dispatch_many(jobs))
@@ -1060,6 +1058,13 @@ def _note_progress(error: Exception, verb: str, done: int, sending: int) -> None
     if done or sending > 1:
         also = f"; of the {sending:,} after them, some may be" if sending else ""
         error.add_note(f"the first {done:,} calls were {verb}{also}")
+
+
+def check_plain(call: Call[Any]) -> None:
+    """Raise UsageError for a call that was given options that make it a job."""
+    given = call._options.keys() - RAW_OPTIONS - LANE_OPTIONS - DECLARED_OPTIONS
+    if given and not call._is_prepared:
+        raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
 
 
 def _raw_options(call: Call[Any]) -> RawOptions:

@@ -15,7 +15,7 @@ from worqr.batches import BatchInfo, BatchRef, BatchState
 from worqr.client.batch import Batch, BatchMaker, OpenBatch, Plan
 from worqr.client.client import Client, Connection, ConnectionRegistry
 from worqr.client.job import Job
-from worqr.client.producer import Call, Producer
+from worqr.client.producer import Call, Producer, check_plain
 from worqr.embedded import Relocation
 from worqr.errors import BatchEnded, NoResult, UsageError
 from worqr.functions.function import Function
@@ -291,17 +291,18 @@ class RecordingProducer(Producer):
         return RecordedJob(self._client, QueueKeys(self._client.settings.prefix, call.queue), name, outcome="created")
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
-        """Record calls."""
-        noted = list(calls)
+        """Record calls, all or none."""
+        noted = [self._checked(call) for call in calls]
         for call in noted:
-            await self.enqueue(call)
+            check_plain(call)
+        self._note(noted)
         return len(noted)
 
     async def dispatch_many(
         self, calls: Iterable[Call[R]], places: Mapping[str, QueueKeys] | None = None
     ) -> list[Job[R]]:
-        """Record calls, and return their handles."""
-        return [await self.dispatch(call) for call in calls]
+        """Record calls, all or none, and return their handles."""
+        return [await self.dispatch(call) for call in [self._checked(call) for call in calls]]
 
 
 class NoConnections(ConnectionRegistry):
