@@ -111,6 +111,20 @@ async def test_what_overlaps_is_queued(bench: testing.Bench, mesh: worqr.Mesh, r
     assert (await bench.run_until_empty()).finished == 0
 
 
+async def test_what_is_queued_runs_after_an_error_of_the_first_run(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    @mesh.every(HOUR, overlap="queue")
+    @mesh.task(name="odd", retry=worqr.RetryPolicy(max_failures=1))
+    async def odd() -> None:
+        if first:
+            raise KeyError(first.pop())
+
+    first = ["nothing there"]
+    await bench.advance(5 * HOUR)
+    with pytest.raises(KeyError):
+        await bench.run_until_empty()
+    assert (await bench.run_until_empty()).finished == 4
+
+
 async def test_what_overlaps_is_replaced(bench: testing.Bench, mesh: worqr.Mesh, reports: Reports) -> None:
     mesh.every(HOUR, reports.function.call(), overlap="cancel")
     await bench.advance(HOUR)

@@ -257,6 +257,11 @@ class BenchSchedules:
         ):
             await self._client.ask(ops.declare_schedules(self._keys, page, replace=True))
 
+    @property
+    def has_pending(self) -> bool:
+        """True if a firing waits for the run of an earlier one, which may have ended since."""
+        return bool(self._pending)
+
     async def fire_pending(self) -> bool:
         """Enqueue firings whose previous run has ended. Return True if any was enqueued."""
         fired = [await self._fire(self._found[name]) for name in tuple(self._pending) if name in self._found]
@@ -375,7 +380,7 @@ class BenchRun:
         """Run until no task waits or runs. With `scheduled`, move the clock until nothing is scheduled, or `enough()`."""
         await self._register_foreign()
         before = after = await inspect_queues(self._client)
-        if any(_has_work(each, scheduled=scheduled) for each in before.values()):
+        if self._schedules.has_pending or any(_has_work(each, scheduled=scheduled) for each in before.values()):
             async with self._clock.stopped(), self._stack:
                 after = await self._steps(scheduled=scheduled, enough=enough)
         return _summary(before, after)
