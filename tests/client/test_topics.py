@@ -232,6 +232,30 @@ async def test_an_event_that_a_worker_sends_has_what_the_middleware_of_its_publi
         await eventually(tagged, {"finished": 2})
 
 
+async def test_middleware_does_not_change_the_job_that_sends_an_event_later(new_mesh: NewMesh) -> None:
+    seen: list[str] = []
+
+    def stamp(sending: worqr.Sending) -> None:
+        seen.append(sending.name)
+        sending.set(expires=3600, tags=["acme"])
+
+    mesh = new_mesh(send_middleware=[stamp])
+
+    @mesh.on("order.paid", name="mail", max_length=1)
+    async def mail(order: int) -> None: ...
+
+    async with mesh.join(grace=0):
+        await mail.queue.pause()
+    async with mesh.connect():
+        for number in (1, 2):
+            event = await mesh.publish("order.paid", number)
+        job = await mesh.queue("worqr.publish").read(f"e:{event.id}")
+        await mail.queue.resume()
+        await mail.queue.delete()
+    assert (job.status.state, job.expires_at, job.tags) == ("scheduled", None, ())
+    assert seen == ["mail", "mail"]
+
+
 PUBLISHER = """
     import sys, trio, worqr
     from worqr.client.producer import Producer

@@ -392,7 +392,7 @@ async def _publish(client: Client, event: Event, value: object) -> Published:
         return Published(event.id, event.to)
     options = {"id": f"e:{event.id}", "delay": REDELIVER_AFTER, "if_exists": "skip"}
     rest: Call[None] = Call(PUBLISH, (), {}, check_task(msgspec.json.encode(event), limit), encode_options(options))
-    job = await producer.dispatch(rest)
+    job = await producer.dispatch(replace(rest, _is_prepared=True))  # middleware has the jobs of the subscribers
     left, _, late = await _send(client, calls, AT_ONCE)
     if late is not None:
         raise late  # the job stays, and sends again what a failover loses
