@@ -394,6 +394,23 @@ def test_functions_of_one_name_cannot_be_included() -> None:
     assert set(mesh.functions) == {"b", "shop.c", "store.a", "store.c"}
 
 
+def test_functions_that_cannot_have_the_defaults_of_a_mesh_are_not_included() -> None:
+    class Odd: ...
+
+    def odd(n: int) -> Odd:
+        raise NotImplementedError
+
+    odd.__annotations__["return"] = Odd
+    mesh, registry = worqr.Mesh(defaults=worqr.HandlerOptions(result_ttl=60)), Registry()
+    registry.task(name="a")(f)
+    registry.task(name="b")(odd)
+    refused(mesh, registry, "b: what it returns has the type .*Odd, which JSON does not know")
+    with pytest.raises(worqr.UsageError, match="which JSON does not know"):
+        mesh.task(name="b")(odd)
+    assert not mesh.functions
+    worqr.Mesh().include(registry)
+
+
 def test_schedules_of_one_name_cannot_be_included() -> None:
     mesh, registry = worqr.Mesh(), Registry()
     mesh.every(60, mesh.call("x"), name="nightly")

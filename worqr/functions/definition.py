@@ -95,6 +95,14 @@ class FunctionDefinition:
         if options.lifetime is not None:
             self.defaults["lifetime"] = str(round(options.lifetime * 1000))
 
+    def check_fits(self, client: Client) -> None:
+        """Raise UsageError if the function cannot have the default options of a mesh. Nothing is changed."""
+        if client.settings.defaults:
+            given = {**client.settings.defaults, **self._given}
+            found = FunctionDefinition(self.fn, self.name, self.aliases, self._where, given)
+            if self.patterns:
+                found.subscribe(self.patterns)
+
     def bind(self, client: Client | None) -> None:
         """Let the function use the client of a mesh, and have the default options of that mesh."""
         self.client = client

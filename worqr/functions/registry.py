@@ -87,9 +87,11 @@ class Declarations:
         """Add a function.
 
         Raises:
-            UsageError: A name is taken, here or in a registry that includes this one.
+            UsageError: A name is taken, here or in a registry that includes this one; or the function cannot have the default
+                options of the mesh. Nothing is changed.
         """
         declared = definition_of(function)
+        self._check_fit([function])
         self._forget_older(declared.name, declared.fn)
         self._check_all_free((declared.name, *declared.aliases))
         self._register(function)
@@ -130,6 +132,15 @@ class Declarations:
             at, prefix = at._parent
             names = [prefix + each for each in names]
             at._check_free(names)
+
+    def _check_fit(self, functions: Collection[Function[..., Any]]) -> None:
+        """Raise UsageError if a function cannot have the default options of the mesh that includes this registry."""
+        at = self
+        while at._parent is not None:
+            at, _ = at._parent
+        if at.client is not None:
+            for function in functions:
+                definition_of(function).check_fits(at.client)
 
     def _check_free(self, names: Collection[str]) -> None:
         checked: set[str] = set()
@@ -187,11 +198,13 @@ class Declarations:
         """Add all declarations of `other`, now and later, with `prefix` in front of the names.
 
         Raises:
-            UsageError: `other` is a mesh's or is included already; or a name is taken. Nothing is changed.
+            UsageError: `other` is a mesh's or is included already; a name is taken; or a function cannot have the default
+                options of the mesh. Nothing is changed.
         """
         self._check_includable(other)
         if prefix:
             check_name(prefix, "prefix of include")
+        self._check_fit(other.functions.values())
         self._check_all_free([prefix + each for each in other._names])
         schedules = list(self._incoming_schedules(other, prefix))
         for definition in schedules:
@@ -612,7 +625,8 @@ class Registry:
             prefix: Put in front of the names and aliases of its functions and schedules, for instance ``"shop."``.
 
         Raises:
-            UsageError: `other` is a mesh or is included already, or a name is taken. Nothing is changed.
+            UsageError: `other` is a mesh or is included already, a name is taken, or a function cannot have the `defaults` of the
+                mesh. Nothing is changed.
         """
         if not isinstance(other, Registry):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"include() takes a worqr.Registry, not {other!r}")
