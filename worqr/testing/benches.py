@@ -141,7 +141,7 @@ class Bench:
         """Return the calls of a function that were enqueued or dispatched on this bench, in order.
 
         They are equal to what ``fn.call(...)`` returns for the same arguments, whatever the options. Calls that have run and
-        calls that handlers sent are included; firings of schedules and raw tasks are not.
+        calls that handlers sent are included; those of handlers in processes, firings of schedules and raw tasks are not.
 
         Args:
             fn: The function, or its name.
