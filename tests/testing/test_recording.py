@@ -97,6 +97,17 @@ async def test_what_many_at_once_refuse_is_refused(mesh: worqr.Mesh, mail: Mail)
     assert sent.all() == []
 
 
+async def test_what_a_dispatch_refuses_is_refused(mesh: worqr.Mesh, mail: Mail) -> None:
+    with testing.recording(mesh) as sent:
+        with pytest.raises(worqr.UsageError, match="leave id= out"):
+            await mail.options(then=mail.options(id="7").call("Grace")).dispatch("Ada")
+        async with mesh.batch() as batch:
+            with pytest.raises(worqr.UsageError, match="give calls"):
+                await batch.dispatch(cast("Any", "Grace"))
+        await mail.options(then=mail.options(delay=5).call("Grace")).dispatch("Ada")
+    assert sent.all() == [mail.call("Ada")]
+
+
 async def test_what_needs_a_server_says_so(mesh: worqr.Mesh, mail: Mail) -> None:
     with testing.recording(mesh):
         with pytest.raises(worqr.UsageError, match=r"use worqr\.testing\.bench"):

@@ -285,7 +285,8 @@ class RecordingProducer(Producer):
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Record a call, and return a handle of it."""
-        call = self.prepared(call)
+        call = self._checked(call)
+        self._with_stored_follow_ups(dict(call._options))  # checks them
         self._note((call,))
         name = cast("str", call._options.get("id") or f"@{next(self._ids)}")
         return RecordedJob(self._client, QueueKeys(self._client.settings.prefix, call.queue), name, outcome="created")
@@ -302,7 +303,7 @@ class RecordingProducer(Producer):
         self, calls: Iterable[Call[R]], places: Mapping[str, QueueKeys] | None = None
     ) -> list[Job[R]]:
         """Record calls, all or none, and return their handles."""
-        return [await self.dispatch(call) for call in [self._checked(call) for call in calls]]
+        return [await self.dispatch(call) for call in [*map(self._checked, calls)]]
 
 
 class NoConnections(ConnectionRegistry):
