@@ -383,6 +383,30 @@ def test_a_type_without_a_mapping_names_its_function_and_parameter() -> None:
         client_of(mesh)
 
 
+class Payment(msgspec.Struct, tag=True):
+    made: datetime
+
+
+class PhonePayment(msgspec.Struct, tag=True):
+    number: str
+
+
+class Nothing(msgspec.Struct, tag=True, array_like=True):
+    pass
+
+
+def test_classes_whose_names_end_alike_and_one_without_fields_have_their_own_schemas() -> None:
+    mesh = worqr.Mesh()
+
+    @mesh.task(name="pay")
+    def pay(how: Payment | PhonePayment, what: Nothing) -> None: ...
+
+    found = asyncapi([definition_of(pay)], "worqr", "shop")["components"]["schemas"]
+    assert found["Payment"]["properties"]["made"] == {"type": "string", "format": "date-time"}
+    assert found["PhonePayment"]["properties"]["number"] == {"type": "string"}
+    assert found["Nothing"]["prefixItems"] == [{"enum": ["Nothing"]}]
+
+
 def test_functions_whose_names_end_alike_have_all_of_their_names() -> None:
     mesh = worqr.Mesh()
     for name in ("mail.send", "chat.send", "then"):

@@ -149,7 +149,8 @@ def _parts(schema: Schema, info: types.Type) -> list[tuple[Schema, types.Type]]:
         return [pair for each in info.types for pair in _members(schema, each)]
     fields = getattr(info, "fields", ())
     if "prefixItems" in schema:  # the first one may be the tag
-        return list(zip(schema["prefixItems"][-len(fields) :], (each.type for each in fields), strict=True))
+        tags = len(schema["prefixItems"]) - len(fields)
+        return list(zip(schema["prefixItems"][tags:], (each.type for each in fields), strict=True))
     properties = schema.get("properties", {})
     return [(properties[each.encode_name], each.type) for each in fields]
 
@@ -164,7 +165,8 @@ def _members(schema: Schema, info: types.Type) -> list[tuple[Schema, types.Type]
         if "anyOf" in each:
             found += _members(each, info)
         elif "$ref" in each:
-            found += [(each, info)] if name is not None and each["$ref"].endswith(name) else []
+            *_, last = each["$ref"].removeprefix(REFERENCE).split(".")  # of two classes of one name, it has their modules
+            found += [(each, info)] if last == name else []
         elif each.get("type") == _kind(info):
             found.append((each, info))
     return found
