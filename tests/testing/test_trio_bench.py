@@ -34,6 +34,21 @@ async def test_the_mesh_is_connected_to_the_bench_and_is_its_own_again_afterward
         await mesh.queue("Q1").enqueue(b"T3")
 
 
+async def test_a_mesh_that_waits_for_replicas_waits_for_none_on_a_bench(server: Server) -> None:
+    mesh = worqr.Mesh(NOWHERE, replicas=1)
+
+    @mesh.task(name="double")
+    async def double(n: int) -> None: ...
+
+    async with testing.bench(mesh, url=server.url) as bench:
+        await double.enqueue(1)
+        await double.options(replicas=2).dispatch(2)
+        await mesh.enqueue_many([double.call(3)])
+        await mesh.queue("double").enqueue(double.call(4).task)
+        assert (await bench.run_until_empty()).finished == 4
+        assert bench.sent(double) == [double.call(n) for n in (1, 2, 3)]
+
+
 async def test_everything_is_as_before_when_the_test_has_failed(mesh: worqr.Mesh, server: Server) -> None:
     before = vars(mesh) | vars(mesh._client)
     with pytest.raises(AssertionError, match="the test's own"):

@@ -318,7 +318,8 @@ class ClientSettings:
         self.prefix = check_name(prefix, "prefix")
         if (moved := relocated(self.url, self.prefix)) is not None:
             self.url, self.prefix = moved.url, moved.prefix
-            self.credentials = self.credentials if moved.keeps_credentials else None
+            if not moved.keeps_credentials:  # the server of a test
+                self.credentials, replicas = None, 0
         self.app = check_text(app, "app")
         self.patience = _checked_patience(patience)
         self.keepalive = None if keepalive is None else _checked_keepalive(keepalive)

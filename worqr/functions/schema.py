@@ -165,7 +165,9 @@ def _members(schema: Schema, info: types.Type) -> list[tuple[Schema, types.Type]
         if "anyOf" in each:
             found += _members(each, info)
         elif "$ref" in each:
-            *_, last = each["$ref"].removeprefix(REFERENCE).split(".")  # of two classes of one name, it has their modules
+            *_, last = (
+                each["$ref"].removeprefix(REFERENCE).split(".")
+            )  # of two classes of one name, it has their modules
             found += [(each, info)] if last == name else []
         elif each.get("type") == _kind(info):
             found.append((each, info))

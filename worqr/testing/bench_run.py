@@ -106,9 +106,10 @@ class BenchLink(Link):
 
 
 def _with_bench_script(call: Command[T]) -> Command[T]:
-    """Return `call` with the script of the bench; the call itself if it does not read the time."""
+    """Return `call` as a bench sends it: with the script of the bench, and without a wait for replicas."""
     script = bench_scripts().get(call.script.name)
-    return call if script is None or script is call.script else call.with_script(script)
+    found = call if script is None or script is call.script else call.with_script(script)
+    return found.without_replicas() if found.replicas else found
 
 
 def set_clock(keys: RegistryKeys, ahead_ms: int, stopped_ms: int | None) -> Command[str]:
