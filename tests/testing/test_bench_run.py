@@ -660,10 +660,13 @@ async def test_a_run_costs_milliseconds(bench: testing.Bench, mesh: worqr.Mesh) 
 # Limits
 
 
-async def test_the_clock_moves_until_a_rate_allows_a_start(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+@pytest.mark.parametrize("name", [None, "openai"])
+async def test_the_clock_moves_until_a_rate_allows_a_start(
+    bench: testing.Bench, mesh: worqr.Mesh, name: str | None
+) -> None:
     seen: list[int] = []
 
-    @mesh.task(name="rated", limit=worqr.Limit(rate=2, per=3600))
+    @mesh.task(name="rated", limit=worqr.Limit(rate=2, per=3600, name=name))
     async def rated(n: int) -> None:
         seen.append(n)
 

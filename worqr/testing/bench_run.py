@@ -10,7 +10,7 @@ import glob
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -22,12 +22,15 @@ from worqr import ops
 from worqr.client.client import Client
 from worqr.client.inspection import queue_names
 from worqr.client.outbox_relay import relay_and_check
+from worqr.client.permits import LEASE
+from worqr.client.producer import random_part
 from worqr.client.schedules import all_schedules, fire
 from worqr.command import Argument, Command, expect_ok, in_chunks, text
 from worqr.cron import Definition, Trigger, effective
 from worqr.errors import UsageError, did_you_mean
 from worqr.inside import client_of, declarations_of, definition_of, engine_of, peers_of
-from worqr.keys import QueueKeys, RegistryKeys
+from worqr.keys import LimitKeys, QueueKeys, RegistryKeys
+from worqr.limits import Limit, limits_text, parse_limits
 from worqr.link import Heartbeat, Link, WorkerHandle
 from worqr.log_events import emit
 from worqr.lua import Script, all_scripts
@@ -402,7 +405,8 @@ class BenchRun:
             if await self._schedules.fire_pending():
                 continue
             if scheduled:
-                states = await _without_looks(self._client, states)
+                await _without_looks(self._client, states)
+                states = await self._inspect()
             times = [each.next_in_ms for name, each in states.items() if self._is_served(name, each)]
             later = [ms for ms in times if ms is not None]
             if not scheduled or not later:
@@ -416,7 +420,7 @@ class BenchRun:
         """Wait until no task waits or runs in a queue that is served. Jobs that become due are enqueued."""
         pause, log_at = POLL_FIRST, trio.current_time() + LOG_AFTER
         while True:
-            states = await inspect_queues(self._client)
+            states = await self._inspect()
             promoted = await promote_due_jobs(self._client, states)
             promoted = await relay_messages(self._client, states) or promoted
             busy = {name: each for name, each in states.items() if self._is_busy(name, each)}
@@ -432,6 +436,40 @@ class BenchRun:
                 emit(logger, "bench", "still waiting for %(reason)s", reason=", ".join(busy_texts))
             await trio.sleep(pause)
             pause = min(2 * pause, POLL_LATER)
+
+    async def _inspect(self) -> QueueStates:
+        """Return the states of the queues. The rates of limits with a name, which are elsewhere, hold tasks back as others do.
+
+        They are read before: no task starts meanwhile, because no permit is held and the clock stands still.
+        """
+        options = {name: definition_of(self._mesh.functions[name]).options for name in sorted(self._serving)}
+        waits = {
+            name: max([await self._wait_of(each, each_of.cost_of(each)) for each in each_of.shared], default=0)
+            for name, each_of in options.items()
+        }
+        states = await inspect_queues(self._client)
+        for name, each in states.items():
+            function = None if QueueKeys.of("", name).failures else self._served_here.get(_function_queue(name))
+            wait = 0 if function is None else waits.get(function.name, 0)
+            if wait and each.waiting:
+                later = wait if each.next_in_ms is None else min(wait, each.next_in_ms)
+                states[name] = replace(each, room=0, opens_in_ms=wait, next_in_ms=later)
+        return states
+
+    async def _wait_of(self, limit: Limit, cost: int) -> int:
+        """Return in how many ms the rate of a limit with a name lets a task start; 0: at once, or when a permit goes back."""
+        name = str(limit.name)
+        keys, permit = LimitKeys(self._client.settings.prefix, name), random_part()
+        use = None if limit.rate is None else await self._client.ask(ops.look_at_limit(keys))
+        if use is None or use.held > use.expired:
+            return 0
+        rates = [each.rate for each in parse_limits(use.limits) if each.rate is not None]
+        if all(used + cost <= rate for used, rate in zip(use.used, rates, strict=True)):
+            return 0
+        lease = round(LEASE * 1000)
+        reply = await self._client.ask(ops.take_permits(keys, limits_text([limit], name), [permit], cost, lease))
+        await self._client.ask(ops.return_permit(keys, permit, 0))
+        return reply.number if reply.word == "wait" else 0
 
     def _is_served(self, name: str, queue: Inspected) -> bool:
         """Return True if its tasks run, now or when time makes room for them."""
@@ -484,11 +522,10 @@ async def inspect_queues(client: Client) -> QueueStates:
             return dict(zip(inspected, replies, strict=True))
 
 
-async def _without_looks(client: Client, states: QueueStates) -> QueueStates:
-    """Return the states without the times at which a leader looks for the jobs of workflows: in a bench, no end is lost."""
+async def _without_looks(client: Client, states: QueueStates) -> None:
+    """Drop the times at which a leader looks for the jobs of workflows: in a bench, no end is lost."""
     for name in [name for name, each in states.items() if each.suspended]:
         await client.link.call(skip_looks(QueueKeys.of(client.settings.prefix, name)))
-    return await inspect_queues(client)
 
 
 async def promote_due_jobs(client: Client, states: QueueStates) -> bool:
