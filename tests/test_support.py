@@ -21,7 +21,7 @@ from tests.support.leaks import assert_no_leaks, dump
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.resp import frame_end, is_push, words
-from tests.support.sampling import SHARES, SLOW, TESTS, share_of
+from tests.support.sampling import SHARES, SLOW, TESTS, Sample, share_of
 from tests.support.scheduling import LONGEST_FIRST
 from tests.support.servers import Server
 
@@ -227,6 +227,14 @@ def test_of_slow_files_a_share_runs_and_of_others_all() -> None:
     shares = {name: share_of(TESTS / name) for name in ("docs/test_howto.py", "model/test_protocol.py", "test_keys.py")}
     assert shares == {"docs/test_howto.py": 0.02, "model/test_protocol.py": 0.05, "test_keys.py": 1.0}
     assert all(0 < share < 1 for share in SLOW)
+
+
+def test_a_share_of_few_cases_runs_one_now_and_then() -> None:
+    runs = [Sample(seed).share("of two", ["a", "b"], 0.1) for seed in range(500)]
+    assert 50 < sum(map(len, runs)) < 150
+    assert {each for run in runs for each in run} == {"a", "b"}
+    assert [len(Sample(seed).share("of ten", range(10), 0.6)) for seed in range(9)] == [6] * 9
+    assert Sample().share("all", ["a", "b"], 0.1) == ["a", "b"]
 
 
 def test_the_longest_files_are_there() -> None:

@@ -30,6 +30,11 @@ class Sample:
             return list(cases)
         return [cases[n] for n in sorted(Random(f"{self.seed} {name}").sample(range(len(cases)), keep))]
 
+    def share(self, name: str, cases: Sequence[T], share: float) -> list[T]:
+        """Return a share of these cases. Of a tenth of two cases, one runs in each fifth run."""
+        keep, rest = divmod(len(cases) * share, 1)
+        return self(name, cases, int(keep) + (Random(f"{self.seed} share of {name}").random() < rest))
+
 
 SAMPLE = pytest.StashKey[Sample]()
 TESTS = Path(__file__).parent.parent
@@ -126,7 +131,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
             if share_of(item.path) < 1:
                 slow[f"{item.path} {_server_of(item)}"].append(item)
         for name, of_file in slow.items():
-            dropped |= {*of_file} - {*sample(name, of_file, max(1, round(len(of_file) * share_of(of_file[0].path))))}
+            dropped |= {*of_file} - {*sample.share(name, of_file, share_of(of_file[0].path))}
     sample.left_out = len(dropped)
     if dropped:
         items[:] = [item for item in items if item not in dropped]
