@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from worqr.errors import Unavailable, WorqrError
 from worqr.link import LinkSettings
-from worqr.link.cluster import NodeEndpoint, ShardEndpoint, Topology, TopologyView, owners_of
+from worqr.link.cluster import ClusterSubscriptions, NodeEndpoint, ShardEndpoint, Topology, TopologyView, owners_of
+from worqr.link.connector import EndpointWatcher
+from worqr.link.failures import as_error_reply
 from worqr.link.log_thread import LogThread
 from worqr.link.settings import Endpoint
 
@@ -179,3 +182,42 @@ def test_a_view_never_changes_under_the_hands_of_whoever_reads_it() -> None:
     ended.set()
     thread.join()
     assert wrong == []
+
+
+def test_a_node_that_has_no_slots_does_not_work_whatever_it_tells() -> None:
+    """It was reset: if the user may not ask for its state, the others are to be asked."""
+    known, _ = topology((0, LAST, A))
+    replies = [[], as_error_reply(Exception("NOPERM this user has no permissions to run 'cluster|info'"))]
+    known._asking.wire = cast("Any", SimpleNamespace(exchange=lambda _: replies))
+    assert not known._view_of(None).works
+    replies[0] = [[0, LAST, [b"a", 1]]]
+    assert known._view_of(None).works
+
+
+def test_the_thread_ends_at_once_if_it_is_ended_while_it_looks() -> None:
+    def look() -> tuple[float, float]:
+        watcher.ended.set()
+        return 0.0, 600.0
+
+    watcher = EndpointWatcher("test-watcher", look, lambda: ())
+    watcher.start()
+    watcher._thread.join(60)
+    assert not watcher._thread.is_alive()
+
+
+def test_a_subscription_that_is_closed_while_others_follow_their_slots_is_left_out() -> None:
+    known, _ = topology((0, LAST, A))
+    router: Any = SimpleNamespace(topology=known, home=0, when_looked=lambda _: None)
+    driver: Any = SimpleNamespace(submits=lambda submit: submit)
+    subscriptions = ClusterSubscriptions(LinkSettings("redis+cluster://a:1"), driver, LogThread(), router, "r")
+    first, second = object(), object()
+    subscriptions._open = cast("Any", {first: 1, second: 2})
+    placed: list[object] = []
+
+    def place(subscription: object, _: TopologyView) -> None:
+        placed.append(subscription)
+        subscriptions._open.pop(cast("Any", second), None)
+
+    cast("Any", subscriptions)._place = place
+    subscriptions._follow()
+    assert placed == [first]

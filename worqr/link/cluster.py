@@ -216,7 +216,7 @@ class Topology:
                 f"the server at {self._asked} is no node of a cluster, or does not let us ask ({slots}); for a single server "
                 "write redis://, and give the user the right to CLUSTER SLOTS"
             )
-        works = not isinstance(info, bytes) or b"cluster_state:ok" in info
+        works = bool(slots) and (not isinstance(info, bytes) or b"cluster_state:ok" in info)
         return TopologyView(owners_of(cast("list[Any]", slots), self._asked.host, self.view.primaries), works=works)
 
     def _open(self, endpoint: Endpoint) -> Wire:
@@ -678,8 +678,9 @@ class ClusterSubscriptions:
         if self.ended is not None or view is self._followed:
             return
         self._followed = view
-        for subscription in self._open:
-            self._place(subscription, view)
+        for subscription in list(self._open):
+            if subscription in self._open:  # what was delivered meanwhile may have closed it
+                self._place(subscription, view)
         gone = [hub for endpoint, hub in self._hubs.items() if endpoint not in view.primaries]
         self._hubs = {endpoint: hub for endpoint, hub in self._hubs.items() if hub not in gone}
         self._plain.reconsider()

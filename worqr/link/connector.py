@@ -846,8 +846,7 @@ class EndpointWatcher(ConnectionThread):
         while not self.ended.is_set():
             self.woken.clear()
             pause, longest = self._look()
-            self.ended.wait(pause)
-            if longest > 0:
+            if not self.ended.wait(pause) and longest > 0:  # `end` may have been called before `woken` was cleared
                 self.woken.wait(longest)
         for holder in self.holders():
             holder.close()
