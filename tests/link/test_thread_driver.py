@@ -612,3 +612,29 @@ def test_an_interrupt_in_the_middle_of_a_change_leaves_no_thread_waiting(
     waiting.join(PATIENCE)
     assert failed
     assert link.has_ended
+
+
+@pytest.mark.parametrize("entered", [False, True])
+def test_ctrl_c_as_the_lock_was_just_taken_leaves_it_to_other_threads(link: Link, entered: bool) -> None:
+    """As Python delivers it between the return of ``acquire`` and the next line."""
+    assert run_blocking(link.call(echo("before"))) == "before"
+    state: Any = link.driver._state  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    lock = state._lock
+
+    class Interrupted:
+        release = lock.release
+
+        def acquire(self, **options: bool) -> bool:
+            lock.acquire(**options)
+            state._lock = lock
+            raise KeyboardInterrupt
+
+    state._lock = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        if entered:
+            with link.driver.entered:
+                pass
+        else:
+            run_blocking(link.call(echo("interrupted")))
+    assert not state.is_owned()
+    assert in_threads(1, lambda _: run_blocking(link.call(echo("after")))) == ["after"]

@@ -470,34 +470,53 @@ class _Entered:
 
     def submit(self, send: Callable[[Any], object], requests: Any) -> None:
         """Send the requests now, or leave them to the thread that has the lock."""
-        if self._submitted or not self._lock.acquire(blocking=False):
-            self._submitted.append((send, requests))
-            self._send_submitted()
-            return
+        owned = self.is_owned()
         try:
-            send(requests)
-        finally:
-            self._lock.release()
+            if self._submitted or not self._lock.acquire(blocking=False):
+                self._submitted.append((send, requests))
+                self._send_submitted()
+                return
+            try:
+                send(requests)
+            finally:
+                self._lock.release()
+        except BaseException:
+            self._let_go(owned)
+            raise
         if self._submitted:
             self._send_submitted()
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        owned = self.is_owned()
+        try:
+            self._lock.acquire()
+        except BaseException:
+            self._let_go(owned)
+            raise
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
         if self._submitted:
             self._send_submitted()
 
+    def _let_go(self, owned: bool) -> None:
+        """Release the lock if Ctrl-C came when this thread had just taken it. `owned`: it had it before."""
+        if not owned and self.is_owned():
+            self._lock.release()
+
     def _send_submitted(self) -> None:
-        submitted = self._submitted
-        while submitted and self._lock.acquire(blocking=False):
-            try:
-                while submitted:
-                    send, requests = submitted.popleft()
-                    send(requests)
-            finally:
-                self._lock.release()
+        submitted, owned = self._submitted, self.is_owned()
+        try:
+            while submitted and self._lock.acquire(blocking=False):
+                try:
+                    while submitted:
+                        send, requests = submitted.popleft()
+                        send(requests)
+                finally:
+                    self._lock.release()
+        except BaseException:
+            self._let_go(owned)
+            raise
 
 
 class _Gate:
