@@ -55,6 +55,28 @@ def test_the_outboxes_are_listed_with_the_age_of_their_last_lease(desk: Desk) ->
     assert 5000 <= gone.idle_ms < 65_000
 
 
+def test_an_outbox_whose_table_has_another_id_is_forgotten_by_its_holder(desk: Desk) -> None:
+    lease(desk, "A", facts="{}")
+    with desk.nothing_changes():
+        assert not lease(desk, "B", lease_ms=0, facts=ops.OUTBOX_GONE).held
+    lease(desk, "A", facts="{}", outbox=OTHER)
+    assert lease(desk, "A", lease_ms=0, facts=ops.OUTBOX_GONE) == OutboxLease(True, "")
+    assert [each.id for each in desk.call(ops.list_outboxes(desk.g))] == [OTHER]
+    with desk.nothing_changes():  # a copy
+        assert lease(desk, "A", lease_ms=0, facts=ops.OUTBOX_GONE) == OutboxLease(True, "")
+
+
+def test_outboxes_that_were_not_swept_for_30_days_are_forgotten_by_others(desk: Desk) -> None:
+    day, now = 86_400_000, desk.now()
+    old = {f"{n:032x}": f"A {now - 30 * day - 5000} {{}}" for n in range(30)}
+    desk.client.hset(desk.g.outboxes, mapping={**old, ID: f"A {now - 29 * day} {{}}", "odd": "odd"})
+    for _ in range(100):
+        lease(desk, "A", outbox=OTHER)
+    assert [each.id for each in desk.call(ops.list_outboxes(desk.g))] == [ID, OTHER]
+    desk.client.hset(desk.g.outboxes, ID, f"A {now - 31 * day} {{}}")
+    assert lease(desk, "B") == OutboxLease(True, "{}")
+
+
 def test_a_key_of_another_type_is_refused(desk: Desk) -> None:
     desk.client.set(desk.g.outboxes, "foreign")
     with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):

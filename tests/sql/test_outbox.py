@@ -772,6 +772,24 @@ def test_outboxes_of_one_table_with_other_queues_do_not_wait_for_each_other(
     assert (told.id, told.table) == (own, "worqr_outbox")
 
 
+def test_a_table_that_was_emptied_is_listed_under_its_new_id_alone(
+    mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+
+    def emptied(passes: Passes) -> None:
+        passes.sweep()
+        connection = file()
+        connection.execute("DELETE FROM worqr_outbox")
+        connection.commit()
+        connection.close()
+        passes.sweep()
+
+    outbox.sender.once(emptied)
+    [(own,)] = outbox.sender.ask(lambda sql: (f"SELECT queue FROM {sql.table} WHERE id = 'outbox'", ()))
+    assert [each.id for each in worqr.sync(outboxes_of, client_of(mesh))] == [own]
+
+
 def test_a_sender_that_has_slept_for_ten_minutes_sends_nothing_that_it_has_read_before(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
 ) -> None:

@@ -539,12 +539,15 @@ local function drop_shards()
   return {'ok'}
 end
 
+local OUTBOXES_EXPIRE = 2592000
+
 -- lease_outbox: takes or renews the lease of one outbox, whose holder alone sweeps its table, and stores what it says of the table.
--- Gives the lease back if it asks for 0 ms. What another program has written there counts as nothing.
+-- Gives the lease back if it asks for 0 ms. What another program has written there counts as nothing. Forgets other outboxes that
+-- were not swept for 30 days.
 -- ARGV[1] outbox the random id that its table has, and what names the queues of those who sweep it for some only
 -- ARGV[2] holder text of ASCII letters and digits, which the program has drawn
 -- ARGV[3] lease_ms ms
--- ARGV[4] facts JSON about the table, '' to keep those that are stored
+-- ARGV[4] facts JSON about the table, '' to keep those that are stored, - to forget the outbox: its table has another id
 -- RETURNS ok facts | held facts
 -- RESEND safe: it sets what it set
 -- FLAGS allow-oom
@@ -557,10 +560,20 @@ local function lease_outbox()
   till = whole_number(till, 0, LATEST)
   if found and found ~= holder and till > now and till <= now + 60000 then -- beyond that, the clock was set back
     return {'held', known}
+  elseif facts == '-' then
+    redis.call('HDEL', outboxes, outbox)
+    return {'ok', ''}
+  end
+  local stored = redis.call('HRANDFIELD', outboxes, 10, 'WITHVALUES') -- all are met in time
+  for i = 1, #stored, 2 do
+    local ended = whole_number(string.match(stored[i + 1], '^%w+ (%d+) '), 0)
+    if ended < now - OUTBOXES_EXPIRE * 1000 and stored[i] ~= outbox then
+      redis.call('HDEL', outboxes, stored[i])
+    end
   end
   facts = facts ~= '' and facts or known or ''
   redis.call('HSET', outboxes, outbox, holder .. ' ' .. digits(now + lease_ms) .. ' ' .. facts)
-  redis.call('EXPIRE', outboxes, 2592000)
+  redis.call('EXPIRE', outboxes, OUTBOXES_EXPIRE)
   return {'ok', facts}
 end
 

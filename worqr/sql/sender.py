@@ -522,7 +522,10 @@ class Passes:
         while not (found := self._database.query(self._sql.identity())):  # the table is new, or was emptied
             self._database.query(self._sql.identify(os.urandom(16).hex()))
         [(own, now)] = found
-        self._id = own + self._lease_of
+        former, self._id = self._id, own + self._lease_of
+        if former not in ("", self._id):
+            self._facts = None
+            sync(self._client.ask, ops.lease_outbox(self._keys, former, self._holder, 0, ops.OUTBOX_GONE))
         facts = "" if self._facts is None else msgspec.json.encode(self._facts).decode()
         ms = min(60_000, LEASE_MS + int(2000 * self._interval))
         reply = sync(self._client.ask, ops.lease_outbox(self._keys, self._id, self._holder, ms, facts))
