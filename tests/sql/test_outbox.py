@@ -727,6 +727,13 @@ def test_what_another_program_wrote_about_an_outbox_says_nothing(stored: str) ->
     assert read_outbox_facts(stored) == OutboxFacts()
 
 
+def empty(file: Connect) -> None:
+    connection = file()
+    connection.execute("DELETE FROM worqr_outbox")
+    connection.commit()
+    connection.close()
+
+
 def test_outboxes_of_two_databases_do_not_wait_for_each_other(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, tmp_path: Path
 ) -> None:
@@ -741,10 +748,7 @@ def test_outboxes_of_two_databases_do_not_wait_for_each_other(
 
     def beside(passes: Passes) -> int:
         passes.sweep()
-        connection = file()
-        connection.execute("DELETE FROM worqr_outbox")
-        connection.commit()
-        connection.close()
+        empty(file)
         assert passes.sweep() == 0
         return sweep(other)
 
@@ -779,10 +783,7 @@ def test_a_table_that_was_emptied_is_listed_under_its_new_id_alone(
 
     def emptied(passes: Passes) -> None:
         passes.sweep()
-        connection = file()
-        connection.execute("DELETE FROM worqr_outbox")
-        connection.commit()
-        connection.close()
+        empty(file)
         passes.sweep()
 
     outbox.sender.once(emptied)
