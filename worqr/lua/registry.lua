@@ -543,7 +543,7 @@ local OUTBOXES_EXPIRE = 2592000
 
 -- lease_outbox: takes or renews the lease of one outbox, whose holder alone sweeps its table, and stores what it says of the table.
 -- Gives the lease back if it asks for 0 ms. What another program has written there counts as nothing. Forgets other outboxes that
--- were not swept for 30 days.
+-- no worker has leased for 30 days.
 -- ARGV[1] outbox the random id that its table has, and what names the queues of those who sweep it for some only
 -- ARGV[2] holder text of ASCII letters and digits, which the program has drawn
 -- ARGV[3] lease_ms ms
