@@ -695,6 +695,7 @@ def test_an_interrupt_while_requests_leave_the_lobby_leaves_no_thread_waiting(
     waiting.start()
     while not router._lobby.pending:
         time.sleep(0.005)
+    router.topology.watcher.end()  # else its thread may send what is in the lobby, and Ctrl-C is the main thread's
     router.topology.view = TopologyView([Endpoint("127.0.0.1", fakes.nodes[0].port)] * SLOTS)
     monkeypatch.setattr(NodeClient, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
