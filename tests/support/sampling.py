@@ -45,13 +45,13 @@ SLOW = {
         "dashboard/test_browser django/test_commands faults/test_batches link/test_refusals model/test_protocol "
         "peer/test_stuck_handlers peer/test_workflows test_typed_clients"
     ),
-    0.1: (
+    0.08: (
         "cli/test_run client/test_sync dashboard/test_security django/test_outbox faults/test_crash_points "
         "faults/test_jobs faults/test_move faults/test_refusals hosting/test_thread_peer link/test_cluster_faults "
         "link/test_cluster_router peer/leader/test_schedule_ticker peer/test_consumer_shutdown sql/test_outbox test_acl "
         "test_cluster test_examples test_odd_values test_prometheus test_rivals test_web"
     ),
-    0.2: (
+    0.16: (
         "cli/test_dashboard cli/test_data_server cli/test_main cli/test_terminal cli/top/test_command "
         "client/test_sharded_queues dashboard/test_bulk dashboard/test_faults dashboard/test_hostile dashboard/test_live "
         "django/test_admin django/test_backend django/test_transactions docs/test_migrate docs/test_raw "
@@ -61,7 +61,7 @@ SLOW = {
         "peer/test_shared_limits sql/test_kills test_benchmarks test_demo test_go_client test_probes test_sentinel "
         "test_walks testing/test_plugin"
     ),
-    0.35: (
+    0.28: (
         "client/test_asyncio client/test_mesh_info client/test_schedules dashboard/test_forgery dashboard/test_mounts "
         "dashboard/test_pages dashboard/test_payloads docs/test_others docs/test_pages faults/test_limits "
         "faults/test_outages faults/test_saving link/test_cluster_places link/test_first_contact link/test_node_client "
@@ -69,7 +69,7 @@ SLOW = {
         "peer/test_deadlines peer/test_delivery peer/test_limits peer/test_results peer/test_run_counter peer/test_slots "
         "test_credentials test_lua test_mesh test_prefixes test_replicas test_wire"
     ),
-    0.6: (
+    0.5: (
         "cli/test_list_commands cli/test_metrics cli/test_produce_commands cli/test_reload cli/test_schedule_commands "
         "cli/test_script cli/test_task_commands client/test_batches client/test_producer client/test_queue "
         "client/test_room client/test_topics dashboard/test_openapi dashboard/test_tables faults/test_odd_records "
