@@ -55,17 +55,6 @@ def test_the_outboxes_are_listed_with_the_age_of_their_last_lease(desk: Desk) ->
     assert 5000 <= gone.idle_ms < 65_000
 
 
-def test_an_outbox_whose_table_has_another_id_is_forgotten_by_its_holder(desk: Desk) -> None:
-    lease(desk, "A", facts="{}")
-    with desk.nothing_changes():
-        assert not lease(desk, "B", lease_ms=0, facts=ops.OUTBOX_GONE).held
-    lease(desk, "A", facts="{}", outbox=OTHER)
-    assert lease(desk, "A", lease_ms=0, facts=ops.OUTBOX_GONE) == OutboxLease(True, "")
-    assert [each.id for each in desk.call(ops.list_outboxes(desk.g))] == [OTHER]
-    with desk.nothing_changes():  # a copy
-        assert lease(desk, "A", lease_ms=0, facts=ops.OUTBOX_GONE) == OutboxLease(True, "")
-
-
 def test_outboxes_that_were_not_swept_for_30_days_are_forgotten_by_others(desk: Desk) -> None:
     day, now = 86_400_000, desk.now()
     old = {f"{n:032x}": f"A {now - 30 * day - 5000} {{}}" for n in range(30)}

@@ -66,6 +66,13 @@ def rows(connect: Connect, columns: str = "id") -> list[Any]:
     return [each[0] for each in found] if "," not in columns else found
 
 
+def empty(file: Connect) -> None:
+    connection = file()
+    connection.execute("DELETE FROM worqr_outbox")
+    connection.commit()
+    connection.close()
+
+
 def age(connect: Connect, ms: int) -> None:
     """Make all rows older."""
     connection = connect()
@@ -689,6 +696,26 @@ def test_rows_of_a_restored_database_are_held_until_they_are_released(
     assert waiting(mesh) == 7
 
 
+def test_rows_that_come_back_into_a_table_that_was_emptied_are_held(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    """A backup is loaded while workers sweep: the table has another id meanwhile, and what is known of it still holds."""
+    outbox = new_outbox(file)
+
+    def reloaded(passes: Passes) -> int:
+        passes.sweep()
+        assert passes._facts is not None
+        passes._facts = replace(passes._facts, covered=passes._facts.covered - 3 * HOUR)
+        empty(file)
+        passes.sweep()
+        put(outbox, file, confirm.call(1))
+        age(file, 2 * HOUR)
+        return passes.sweep()
+
+    assert outbox.sender.once(reloaded) == 0
+    assert rows(file, "state") == ["held"]
+
+
 def test_a_mesh_that_was_off_sends_what_has_waited(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
 ) -> None:
@@ -725,13 +752,6 @@ def test_one_worker_sweeps_at_a_time_and_says_what_is_in_the_table(
 )
 def test_what_another_program_wrote_about_an_outbox_says_nothing(stored: str) -> None:
     assert read_outbox_facts(stored) == OutboxFacts()
-
-
-def empty(file: Connect) -> None:
-    connection = file()
-    connection.execute("DELETE FROM worqr_outbox")
-    connection.commit()
-    connection.close()
 
 
 def test_outboxes_of_two_databases_do_not_wait_for_each_other(

@@ -720,6 +720,7 @@ class OutboxFacts:
         rows, failed, held: how many rows there are.
         oldest: age of the oldest that waits.
         table: its name.
+        gone: True if the table has another id now, because it was emptied.
     """
 
     covered: _Number = 0
@@ -729,6 +730,7 @@ class OutboxFacts:
     failed: _Number = 0
     held: _Number = 0
     table: str = ""
+    gone: bool = False
 
 
 _outbox_facts_of = msgspec.json.Decoder(OutboxFacts).decode
@@ -771,7 +773,7 @@ async def outboxes_of(client: Client) -> list[OutboxInfo]:
         RefusedByServer, Unavailable: as any request.
     """
     stored = await client.ask(ops.list_outboxes(RegistryKeys(client.settings.prefix)))
-    told = [(each, read_outbox_facts(each.facts)) for each in stored]
+    told = [(each, facts) for each in stored if not (facts := read_outbox_facts(each.facts)).gone]
     newest: dict[str, OutboxInfo] = {}
     for each, facts in sorted(told, key=lambda pair: (-pair[0].idle_ms, pair[1].seen)):
         own = each.id.partition(":")[0]  # behind it are the queues of those who share the table

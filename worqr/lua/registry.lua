@@ -547,7 +547,7 @@ local OUTBOXES_EXPIRE = 2592000
 -- ARGV[1] outbox the random id that its table has, and what names the queues of those who sweep it for some only
 -- ARGV[2] holder text of ASCII letters and digits, which the program has drawn
 -- ARGV[3] lease_ms ms
--- ARGV[4] facts JSON about the table, '' to keep those that are stored, - to forget the outbox: its table has another id
+-- ARGV[4] facts JSON about the table, '' to keep those that are stored
 -- RETURNS ok facts | held facts
 -- RESEND safe: it sets what it set
 -- FLAGS allow-oom
@@ -560,9 +560,6 @@ local function lease_outbox()
   till = whole_number(till, 0, LATEST)
   if found and found ~= holder and till > now and till <= now + 60000 then -- beyond that, the clock was set back
     return {'held', known}
-  elseif facts == '-' then
-    redis.call('HDEL', outboxes, outbox)
-    return {'ok', ''}
   end
   local stored = redis.call('HRANDFIELD', outboxes, 10, 'WITHVALUES') -- all are met in time
   for i = 1, #stored, 2 do

@@ -358,15 +358,8 @@ class StoredOutbox(msgspec.Struct, frozen=True):
     idle_ms: int
 
 
-OUTBOX_GONE: Final = "-"
-"""What is said of an outbox that is to be forgotten."""
-
-
 def lease_outbox(keys: RegistryKeys, outbox: str, holder: str, lease_ms: int, facts: str = "") -> Command[OutboxLease]:
-    """Take or renew the lease of an outbox, or with 0 ms give it back, and store what its table has, unless `facts` is empty.
-
-    With the facts `OUTBOX_GONE` the outbox is forgotten, if no other worker has the lease.
-    """
+    """Take or renew the lease of an outbox, or with 0 ms give it back, and store what its table has, unless `facts` is empty."""
 
     def read(reply: Reply) -> OutboxLease:
         return OutboxLease(status_word(reply) == "ok", text(reply[1] or b""))

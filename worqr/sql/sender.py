@@ -523,9 +523,9 @@ class Passes:
             self._database.query(self._sql.identify(os.urandom(16).hex()))
         [(own, now)] = found
         former, self._id = self._id, own + self._lease_of
-        if former not in ("", self._id):
-            self._facts = None
-            sync(self._client.ask, ops.lease_outbox(self._keys, former, self._holder, 0, ops.OUTBOX_GONE))
+        if former not in ("", self._id) and self._facts is not None:  # which stay: the rows may come back from a backup
+            gone = msgspec.json.encode(replace(self._facts, gone=True)).decode()
+            sync(self._client.ask, ops.lease_outbox(self._keys, former, self._holder, 0, gone))
         facts = "" if self._facts is None else msgspec.json.encode(self._facts).decode()
         ms = min(60_000, LEASE_MS + int(2000 * self._interval))
         reply = sync(self._client.ask, ops.lease_outbox(self._keys, self._id, self._holder, ms, facts))
