@@ -345,6 +345,23 @@ async def test_who_cancels_the_job_of_an_event_does_not_get_it_again(mesh: worqr
         assert await mesh.queue("other").count() == 0  # which is not subscribed
 
 
+@pytest.mark.parametrize("more", [{"exists": "cancel"}, {"front": True}, {"max_length": 1}, {"unique_for": 9000}])
+async def test_a_stored_event_gives_its_jobs_nothing_by_which_they_reach_others(
+    mesh: worqr.Mesh, more: dict[str, Any]
+) -> None:
+    """Who may write events may not change the jobs of subscribers, or pass by their bounds."""
+    shop(mesh)
+    async with mesh.join(only=["audit"]):
+        mail = mesh.queue("mail")
+        await mail.dispatch(b"theirs", id="theirs")
+        given = {"mail": {"id": "theirs", "tags": "customer:7", **more}}
+        sent = await mesh.queue("worqr.publish").dispatch(event(("mail",), given=given), result_ttl=60)
+        await sent.result()
+        assert [job.id for job in await mail.jobs()] == ["theirs", "e:x"]
+        assert {*await mail.tasks()} == {b"theirs", b'{"order":{"number":1}}'}
+        assert await mail.count_tagged("customer:7") == {"waiting": 1}
+
+
 ODD_TIMES: tuple[dict[str, Any], ...] = (
     *({"at": at} for at in (9e18, -1, 0.0, None, "NaN", 1e300)),
     *({"first": first} for first in (b"", b"-1", b"nan", b"1", b"1e300", b"9" * 18, b"9" * 400, b"\xff")),

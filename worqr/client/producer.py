@@ -273,6 +273,8 @@ SendMiddleware = Callable[[Sending], object]
 """``def middleware(sending: worqr.Sending) -> None``: sees each call before it is sent."""
 _TIMES: Final = frozenset({"delay", "run_at"})
 _ENDS: Final = frozenset({"expires", "expires_at"})
+SENT_OPTIONS: Final = frozenset({"meta", "lane", "fields", "tags", *_TIMES, *_ENDS})
+"""The encoded options that a job may have of `SendingOptions`."""
 
 
 def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_payload: int) -> Call[Any]:

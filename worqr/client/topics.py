@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from worqr import ops
-from worqr.client.producer import Call, random_part
+from worqr.client.producer import SENT_OPTIONS, Call, random_part
 from worqr.client.sync import sent_by
 from worqr.errors import NotReplicated, Unavailable, UsageError, WorqrError
 from worqr.inside import current_run
@@ -279,9 +279,13 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
         return Call(queue, args, {}, task, {**options, **facts.options(), "row": row})
 
     def as_published(self, queue: str, facts: Facts) -> Call[Any]:
-        """Return the same as the publisher has sent it: the middleware of the worker that sends it now means other calls."""
-        call = self.call(queue, facts)
-        return replace(call, _options={**call._options, **self.given.get(queue, {})}, _is_prepared=True)
+        """Return the same as the publisher has sent it: the middleware of the worker that sends it now means other calls.
+
+        Of what a stored event gives, only options of middleware count: an id, for instance, is that of another job.
+        """
+        call, given = self.call(queue, facts), self.given.get(queue, {})
+        more = {name: given[name] for name in SENT_OPTIONS & given.keys()}
+        return replace(call, _options={**call._options, **more}, _is_prepared=True)
 
 
 _event_of = msgspec.json.Decoder(Event).decode
