@@ -130,19 +130,20 @@ class RunCounts:
         """Count runs that ended in this way."""
         self._counts[outcome] += n
 
-    def add_returned(self, began: Sequence[float], now: float) -> None:
-        """Count runs that returned, with their run times.
+    def add_returned(self, began: Sequence[float], now: float) -> int:
+        """Count runs that returned, with their run times. Return how many.
 
         Args:
             began: when each of them was claimed; runs of one reply have the same time.
             now: when they ended, by the same clock.
         """
-        counts = self._counts
-        counts["ok"] += len(began)
-        for start, n in Counter(began).items() if len(began) > 1 else ((began[0], 1),):
+        counts, returned = self._counts, len(began)
+        counts["ok"] += returned
+        for start, n in Counter(began).items() if returned > 1 else ((began[0], 1),):
             took = now - start
             counts[RUN_FIELDS[run_bucket(took)]] += n
             self._run_seconds += took * n
+        return returned
 
     def add_waits(self, waits: Sequence[int]) -> None:
         """Count the waiting times of jobs, in milliseconds."""

@@ -71,6 +71,8 @@ def clock() -> Iterator[None]:
 class Made:
     """A consumer as `QueueConsumer` is, whose queue is a list of durations."""
 
+    wants_while_idle = False
+
     def __init__(
         self,
         world: World,

@@ -211,7 +211,7 @@ class Channels:
 
     def heard(self, reply: list[bytes] | bytes) -> None:
         """A reply or a message."""
-        if not isinstance(reply, list):
+        if type(reply) is not list:
             self._pong()  # to a PING while nothing is subscribed
             return
         kind, key = reply[0], reply[1]
@@ -475,7 +475,7 @@ class Subscriptions:
             self._plan()
         try:
             while (reply := gets()) is not NOT_YET:
-                if isinstance(reply, ErrorReply):
+                if type(reply) is ErrorReply:
                     self._refused(reply)
                 else:
                     channels.heard(reply)

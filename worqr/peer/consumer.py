@@ -375,8 +375,11 @@ def _is_innermost(scope: trio.CancelScope, task: trio.lowlevel.Task) -> bool:
 
     Trio has no public API for this. Without the private one the result is False, which costs a new scope per run.
     """
-    status = getattr(scope, "_cancel_status", None)
-    return status is not None and getattr(task, "_cancel_status", None) is status
+    try:
+        status, innermost = scope._cancel_status, task._cancel_status  # pyright: ignore[reportPrivateUsage]
+    except AttributeError:
+        return False
+    return status is not None and innermost is status
 
 
 def _left_scope_open(error: BaseException | None) -> bool:
@@ -518,7 +521,7 @@ class Lifecycle:
         entering: the scope in which the queue is entered for the first time; cancelled by `drain`.
         grace_over: set from STOPPING on.
         left: set from DETACHED on. Calls that wait until the queue was left then continue.
-        idle: set when the last run has ended and when a reply has arrived.
+        idle: set when the last run has ended and when a reply has arrived; None: nothing has waited for it yet.
         rejected_claims: claims of replies that were not used. They go back together with the queue.
     """
 
@@ -527,7 +530,7 @@ class Lifecycle:
         self.entering: trio.CancelScope = trio.CancelScope()
         self.grace_over: trio.Event = trio.Event()
         self.left: trio.Event = trio.Event()
-        self.idle: trio.Event = trio.Event()
+        self.idle: trio.Event | None = None
         self.rejected_claims: list[int] = []
 
     @property
@@ -908,6 +911,8 @@ class QueueConsumer:
     """
 
     run_class: ClassVar[type[Run[Any]]] = Run
+    wants_while_idle: ClassVar[bool] = False
+    """It may want units without a reason to request tasks."""
 
     def __init__(
         self,
@@ -1021,7 +1026,8 @@ class QueueConsumer:
         """
         self.request.wake()
         self.request_soon()
-        self.forward_wakeup()
+        if self.request.wakeup_pending:
+            self.forward_wakeup()
 
     def forward_wakeup(self) -> None:
         """Forward a pending wake-up for which no unit is free. The scheduler has offered all free units before."""
@@ -1039,10 +1045,7 @@ class QueueConsumer:
             self.reserve(wanted)
         call = ops.start_tasks(self.keys, registration.worker, registration.next_number(), wanted)
 
-        def answered(started: StartReply | None, failure: Exception | None) -> None:
-            self._answered(registration, started, failure)
-
-        self._services.link.post(call, answered, owner=registration)
+        self._services.link.post(call, partial(self._answered, registration), owner=registration)
 
     def _answered(self, registration: Registration, started: StartReply | None, failure: Exception | None) -> None:
         """Use the reply now, or when the next heartbeat confirms the registration."""
@@ -1056,7 +1059,8 @@ class QueueConsumer:
         request = self.request
         if request.reserved:
             self.reserve(-request.reserved)
-        self.lifecycle.idle.set()
+        if self.lifecycle.idle is not None:
+            self.lifecycle.idle.set()
         if (
             registration.dead
             or registration is not self.admission.registration
@@ -1097,7 +1101,7 @@ class QueueConsumer:
             for run in runs:
                 self.running[run.fence] = run
             self.accept(runs)
-        if self.request.take_recheck():
+        if self.request.recheck_on_reply and self.request.take_recheck():
             self._services.reconciler.recheck(self)
 
     def new_claims(self, registration: Registration, started: StartReply, now: float) -> Sequence[Run[Any]]:
@@ -1183,7 +1187,7 @@ class QueueConsumer:
             return
         last = not self.running
         self.scheduler.release(self.share, run.fence, last)
-        if last:
+        if last and self.lifecycle.idle is not None:
             self.lifecycle.idle.set()
 
     def release_slot_of_stuck_run(self, run: Run[Any], *, place: bool = False) -> None:
@@ -1374,7 +1378,8 @@ class LimitedConsumer(HandlerConsumer):
         self._keeps_until = None
         self.reserve(-self.request.reserved)
         self.request.discarded()
-        self.lifecycle.idle.set()
+        if self.lifecycle.idle is not None:
+            self.lifecycle.idle.set()
         if granted and is_current:
             super().send_request(granted)
             return

@@ -49,6 +49,7 @@ class ListConsumer(HandlerConsumer):
     """Consumes a queue, or one shard of it, with a list handler. Changed only in the loop."""
 
     run_class: ClassVar[type[Run[Any]]] = ListItem
+    wants_while_idle: ClassVar[bool] = True  # for runs that wait for them
 
     def __init__(
         self,
@@ -242,7 +243,7 @@ class ListConsumer(HandlerConsumer):
             self._begun.pop(run.fence, None)
             if run.has_units:
                 self.scheduler.release(self.share, run.fence, not self._begun)
-        if not self.running:
+        if not self.running and self.lifecycle.idle is not None:
             self.lifecycle.idle.set()
 
     def release_slot_of_stuck_run(self, run: Run[Any], *, place: bool = False) -> None:

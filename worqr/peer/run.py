@@ -725,7 +725,7 @@ class Run(Generic[Host]):
         self.suspension: Suspension | None = None
         self.progressed: bool = False
         self.opened: bool = False
-        if isinstance(entry, bytes):
+        if type(entry) is bytes:
             self.task = entry
             self.record = None
             self.policy = host.policy

@@ -21,7 +21,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from math import ceil
 from pathlib import Path
@@ -390,7 +390,7 @@ class Scheduler:
     @property
     def is_limiting(self) -> bool:
         """A consumer would take more now if there were more units."""
-        return not self.quiet and any(self.room < consumer.share.size for consumer in self._contenders())
+        return not self.quiet and any(self.room < consumer.share.size for consumer in _contenders(self._consumers))
 
     def is_full_for(self, queue: str) -> bool:
         """Return True if `queue` is served here and one more of its runs finds no free slot now. From any thread."""
@@ -544,23 +544,23 @@ class Scheduler:
 
     def dispatch(self) -> None:
         """Let the consumers request tasks for the free units, then forward wake-ups for which no unit is free."""
-        if self.room > 0:
-            contenders = self._contenders()
+        active = [  # mostly none, because a run has ended, and nothing waits
+            each
+            for each in self._consumers
+            if each.request.state is not _IDLE or each.request.wakeup_pending or each.wants_while_idle
+        ]
+        if not active:
+            return
+        if self.concurrency - self.used - self._reserved > 0:
+            contenders = active if len(active) == 1 else _contenders(active)
             if len(contenders) == 1:
                 if not contenders[0].request.in_flight:
                     self._grant(contenders[0], self._fits(contenders[0].share))
             elif contenders:
                 self._share_out(contenders)
-        for consumer in self._consumers:
+        for consumer in active:
             if consumer.request.wakeup_pending:
                 consumer.forward_wakeup()
-
-    def _contenders(self) -> list[QueueConsumer]:
-        return [
-            each
-            for each in self._consumers
-            if each.wanted() > 0 and (each.share.pool is None or each.share.pool.room > 0 or each.request.in_flight)
-        ]
 
     def _fits(self, share: Share) -> int:
         """Return how many runs of this share fit."""
@@ -613,6 +613,15 @@ class Scheduler:
             self._virtual_clock = max(self._virtual_clock, share.virtual_time)
             share.times_bypassed = 0
             consumer.send_request(wanted)
+
+
+def _contenders(consumers: Iterable[QueueConsumer]) -> list[QueueConsumer]:
+    """Return the consumers that want more tasks, and whose pool has room for them."""
+    return [
+        each
+        for each in consumers
+        if each.wanted() > 0 and (each.share.pool is None or each.share.pool.room > 0 or each.request.in_flight)
+    ]
 
 
 def _sum_priorities(contenders: Sequence[QueueConsumer]) -> Mapping[Pool | None, float]:

@@ -130,7 +130,8 @@ class Settler:
             if not held:
                 run.host.ended(run)
             if not self._scheduler.used:  # no other run can end in this turn of the loop
-                self._flush_together()
+                with self._link.together:
+                    self.flush()
             elif not self._flush_requested:
                 self.request_flush()
 
@@ -194,7 +195,7 @@ class Settler:
 
         A result that cannot be stored fails the task without a retry, because another run would end in the same way.
         """
-        if run.keeps_result():
+        if run.record is not None and run.keeps_result():
             try:
                 result = encode_result(value, self._max_result, run.host.values)
             except UsageError as error:
@@ -226,11 +227,8 @@ class Settler:
                 self._flusher = trio.lowlevel.current_task()
                 await trio.lowlevel.wait_task_rescheduled(self._unpark)
             if self._flush_requested:
-                self._flush_together()
-
-    def _flush_together(self) -> None:
-        with self._link.together:
-            self.flush()
+                with self._link.together:
+                    self.flush()
 
     def _unpark(self, _: object) -> trio.lowlevel.Abort:
         self._flusher = None
@@ -266,10 +264,9 @@ class Settler:
             self.settles.send(consumer.keys, registration, claims[start : start + MAX_ITEMS], make, answered)
 
     def _send_finishes(self, consumer: QueueConsumer, claims: list[int], results: dict[int, Result] | None) -> None:
-        registration = consumer.registration
         if not results:
             self._send(consumer, claims, ops.finish_tasks)
-        elif registration is not None and not registration.dead:
+        elif (registration := consumer.registration) is not None and not registration.dead:
             make, answered = finisher(consumer, registration, results), partial(_answered, self._cancelled, consumer)
             sizes = dict.fromkeys(claims, 0) | {claim: len(value) for claim, (_, value) in results.items()}
             for some in in_chunks(claims, sizes.__getitem__):
@@ -483,7 +480,7 @@ class Settles:
         self._refused: dict[str, set[Settle]] = {}
         self._throttle = ErrorThrottle(logger)
         self._earlier = RepeatedEvent()
-        self._some_answered = trio.Event()
+        self._some_answered: trio.Event | None = None
 
     def send(
         self, keys: QueueKeys, registration: Registration, claims: Sequence[int], make: Make, answered: Answered
@@ -516,7 +513,7 @@ class Settles:
         """Try refused settles of this queue once more, then wait until the server has replied to all of its settles."""
         self._resend(list(self._refused.get(name, ())))
         while name in self._sent:
-            if self._some_answered.is_set():
+            if self._some_answered is None or self._some_answered.is_set():
                 self._some_answered = trio.Event()
             await self._some_answered.wait()
 
@@ -557,14 +554,15 @@ class Settles:
         name = settle.keys.name
         sent = self._sent[name]
         sent.discard(settle)
-        lost = settle.registration.dead or isinstance(failure, ClaimLost)
+        lost = settle.registration.dead or (failure is not None and isinstance(failure, ClaimLost))
         if failure is not None and not lost:
             self._refuse(settle, failure)
         elif settle.pause and failure is None:
             self._accepted(settle)
         if not sent:
             del self._sent[name]
-            self._some_answered.set()
+            if self._some_answered is not None:
+                self._some_answered.set()
         if failure is None or lost or settle.pause == FIRST_PAUSE:
             settle.answered(value, failure)
 
@@ -640,19 +638,20 @@ class RunCounter:
 
     def returned(self, consumer: QueueConsumer, runs: Sequence[Run[QueueConsumer]]) -> None:
         """Count runs of this consumer whose handlers have returned in this turn of the loop."""
-        began = [run.began for run in runs if run.cancel_reason != "cancel"]
-        counts, now = self._counts.get(consumer) or self._counts_of(consumer), monotonic()
-        if began:
-            counts.add_returned(began, now)
-            self.totals[consumer.queue, "ok"] += len(began)
-            if consumer.recent:
-                counts.keep([_stored(run, "ok", now) for run in runs if run.cancel_reason != "cancel"])
-        if len(began) < len(runs):
-            for run in [run for run in runs if run.cancel_reason == "cancel"]:
+        counts, now, jobs = self._counts.get(consumer) or self._counts_of(consumer), monotonic(), False
+        returned: list[Run[QueueConsumer]] = []
+        for run in runs:
+            if run.cancel_reason == "cancel":
                 self.ended(run, "cancelled")
-        jobs = [run for run in runs if run.record is not None]
+            else:
+                returned.append(run)
+            jobs = jobs or run.record is not None
+        if returned:
+            self.totals[consumer.queue, "ok"] += counts.add_returned([run.began for run in returned], now)
+            if consumer.recent:
+                counts.keep([_stored(run, "ok", now) for run in returned])
         if jobs:
-            waits = [waited_ms(run.record, run.fence) for run in jobs if run.record is not None]
+            waits = [waited_ms(run.record, run.fence) for run in runs if run.record is not None]
             counts.add_waits([ms for ms in waits if ms is not None])
 
     def ended(self, run: Run[QueueConsumer], outcome: Outcome, error: str = "") -> None:
