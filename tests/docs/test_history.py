@@ -1,12 +1,12 @@
-"""The page on the predecessors has each of their features and defects in a row, and each row names a test that exists."""
+"""`tests/PREDECESSORS.md` has each of their features and defects in a row, and each row names a test that exists."""
 
 from __future__ import annotations
 
 import re
 
 from tests.support.children import ROOT
-from tools.pages import DOCS
 
+PAGE = ROOT / "tests" / "PREDECESSORS.md"
 TABLES = {
     "Features of Worqr": [f"W{n}" for n in range(1, 46)],
     "Defects of Worqr": [f"B-W{n}" for n in range(1, 27)],
@@ -21,7 +21,7 @@ LATER = [f"R{n}" for n in range(1, 22)]
 
 def rows(heading: str, skipped: int = 0) -> list[list[str]]:
     """The cells of the first table below a heading, or of one behind it."""
-    section = re.split(rf"^#+ {heading}$", (DOCS / "history.md").read_text("utf-8"), flags=re.MULTILINE)[1]
+    section = re.split(rf"^#+ {heading}$", PAGE.read_text("utf-8"), flags=re.MULTILINE)[1]
     table = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)[skipped]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 

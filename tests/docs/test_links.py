@@ -18,7 +18,8 @@ from tests.support.children import ROOT
 from tools.pages import DOCS
 
 AT_TOP = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")]
-PAGES = [*(page for page in AT_TOP if page.exists()), *sorted(DOCS.rglob("*.md"))]
+PREDECESSORS = ROOT / "tests" / "PREDECESSORS.md"
+PAGES = [*(page for page in AT_TOP if page.exists()), PREDECESSORS, *sorted(DOCS.rglob("*.md"))]
 FENCED = re.compile(r"^( *)(`{3,}).*?^\1\2 *$", re.DOTALL | re.MULTILINE)
 ON_ONE_LINE = re.compile(r"(`+).*?\1")
 
@@ -100,6 +101,6 @@ def test_every_test_that_the_pages_name_exists() -> None:
     files = list((ROOT / "tests").rglob("test_*.py"))
     source = "\n".join(path.read_text("utf-8") for path in files)
     there = {*re.findall(r"def (test_\w+)", source), *(path.stem for path in files)}
-    about_tests = [DOCS / "history.md", *(DOCS / "explain").glob("*.md")]  # other pages name tests of their readers
+    about_tests = [PREDECESSORS, *(DOCS / "explain").glob("*.md")]  # other pages name tests of their readers
     named = {name for page in about_tests for name in re.findall(r"`(test_\w+)`", prose_of(page))}
     assert named - there == set()
