@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.rivals.charts import CHARTS, TITLES, draw
+from benchmarks.rivals.charts import CHARTS, draw
 from benchmarks.rivals.contender import OURS
 from benchmarks.rivals.results import Entry, Figure, Results
 
@@ -40,8 +40,7 @@ def section(results: Results) -> str:
     by_key = {figure.key: figure for figure in results.figures}
     blocks = ["## Figures", "\n".join(f"- {line}" for line in results.heading)]
     for name, keys in CHARTS.items():
-        drawn = ". ".join(TITLES[key] for key in keys if key in by_key)
-        said = f"Charts of figures in the tables below. {drawn}."
+        said = f"Charts of the tables below: {'; '.join(by_key[key].title for key in keys if key in by_key)}."
         blocks.append("\n".join(f"![{said}](../assets/{name}-{mode}.svg#only-{mode})" for mode in ("light", "dark")))
     blocks += [table(results, [by_key[key] for key in keys if key in by_key]) for keys in TABLES]
     blocks += ["## Versions and settings", settings(results.entries)]

@@ -27,7 +27,7 @@ function describe() {
     versions,
     worker: [process.execPath, process.argv[1], "work"],
     settings: [
-      "a Worker with `concurrency: 100`, one process of Node; Queue and Worker with their defaults",
+      "a Worker with `concurrency: 100`, one process; else the defaults",
       "completed jobs are kept for ever (default)",
     ],
     every: 100,

@@ -44,7 +44,7 @@ def main(role: str) -> None:
             packages=["dramatiq", "redis"],
             worker=[sys.executable, "-m", "dramatiq", "--processes", "1", "--threads", "100", "on_dramatiq"],
             settings=[
-                "`dramatiq --processes 1 --threads 100`; RedisBroker and its middleware with their defaults",
+                "`dramatiq --processes 1 --threads 100`, RedisBroker, default middleware",
                 "no results kept (default)",
             ],
             every=100,

@@ -43,7 +43,7 @@ def main(role: str) -> None:
             packages=["huey", "redis"],
             worker=[*consumer, "--workers", str(driver.CONCURRENCY), "--worker-type", "thread"],
             settings=[
-                "`huey_consumer --workers 100 --worker-type thread`, one process; RedisHuey with its defaults",
+                "`huey_consumer --workers 100 --worker-type thread`, one process, RedisHuey",
                 "results are kept unless they are None (default)",
             ],
             every=100,

@@ -42,8 +42,8 @@ def main(role: str) -> None:
             packages=["rq", "redis"],
             worker=command,
             settings=[
-                "`rq worker`: one job at a time, each in a process of its own (default); there is no concurrency to set",
-                "jobs with `Retry(max=3)`, because by default a job of a dead worker fails",
+                "`rq worker`: one job at a time, each in its own process; there is no concurrency to set",
+                "`Retry(max=3)`, because by default a job of a dead worker fails",
                 "results kept for 500 s (default)",
             ],
             every=1,

@@ -58,7 +58,7 @@ def main(role: str) -> None:
             worker=[sys.executable, "-m", "saq", "on_saq.settings"],
             settings=[
                 "`saq`, one process, `concurrency=100`",
-                "jobs with `retries=3`, because by default a job of a dead worker is aborted",
+                "`retries=3`, because by default a job of a dead worker is aborted",
                 "timeout 10 s, results kept for 10 minutes (defaults)",
             ],
             every=100,

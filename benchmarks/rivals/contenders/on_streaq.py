@@ -57,8 +57,8 @@ def main(role: str) -> None:
             packages=["streaq", "coredis"],
             worker=[sys.executable, "-m", "streaq", "run", "on_streaq:worker"],
             settings=[
-                f'`streaq run`, one process, `concurrency=100`, `anyio_backend="{BACKEND}"`; producer on the same',
-                "results kept for 5 minutes (default)",
+                f'`anyio_backend="{BACKEND}"`; producer on the same',
+                "`streaq run`, one process, `concurrency=100`, results kept for 5 minutes (default)",
             ],
             every=100,
             at_least_once=True,

@@ -53,8 +53,8 @@ def main(role: str) -> None:
             packages=["taskiq", "taskiq-redis", "redis"],
             worker=[*command, "--max-async-tasks", str(driver.CONCURRENCY)],
             settings=[
-                "`taskiq worker --workers 1 --max-async-tasks 100` (100 is the default)",
-                f"{type(broker).__name__} with its defaults; no result backend (default)",
+                "`taskiq worker --workers 1 --max-async-tasks 100` (default), no result backend (default)",
+                f"{type(broker).__name__} with its defaults",
             ],
             every=100,
             at_least_once=driver.VARIANT != "list",

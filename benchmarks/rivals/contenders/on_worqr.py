@@ -71,10 +71,12 @@ def main(role: str) -> None:
             packages=["worqr", "redis", "trio"],
             worker=[sys.executable, "-m", "worqr", "run", "on_worqr:mesh"],
             settings=[
-                f"`worqr run`, one process, concurrency 100 (default), async handlers on {loop}; producer on {loop}",
-                "jobs with a record, `fn.dispatch()`" if JOBS else "plain tasks without a record, `fn.enqueue()`",
-                "results kept for 10 minutes" if JOBS else "no results kept (default)",
-                "the task that is cancelled, or whose worker is killed, is a job: `fn.dispatch()`",
+                "`worqr run`, one process, concurrency 100 (default)",
+                f"async handlers and producer on {loop}",
+                "jobs, `fn.dispatch()`, results kept for 10 minutes"
+                if JOBS
+                else "tasks, `fn.enqueue()`, without results (default)",
+                "the task that is cancelled, or whose worker is killed, is a job",
             ],
             every=100,
             at_least_once=True,
