@@ -94,7 +94,7 @@ def imported() -> set[str]:
 def test_everything_that_must_hold_is_checked_before_a_change_is_taken() -> None:
     """`docs` builds the site, and fails on a broken link."""
     called = re.findall(
-        r"^python3 run\.py (.*?)(?: 2>&1.*| #.*)?$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE
+        r"^ *python3 run\.py (.*?)(?: 2>&1.*| #.*)?$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE
     )
     assert {session for words in called for session in words.split()} >= {"tests", "migration", "lint", "types", "docs"}
 
