@@ -1,6 +1,7 @@
-"""Measures how much house there is: ``python -m tools.house`` prints files, lines, walks, and what an import costs.
+"""Measures how much house there is: ``python -m tools.house`` prints files, lines, words, walks, and what an import costs.
 
-Lines are lines of code: blank lines, comments and docstrings do not count. The walks are those of `tools.walks`.
+Lines are lines of code: blank lines, comments and docstrings do not count. Words have a letter or a digit: the bars of a table
+do not count, examples do. The walks are those of `tools.walks`.
 """
 
 from __future__ import annotations
@@ -62,6 +63,17 @@ def measure(folder: str, pattern: str = "*.py") -> tuple[int, int]:
     return len(texts), sum(bool(line) and not line.startswith("--") for line in lines)
 
 
+def words_of(text: str) -> int:
+    """Return the words of a page."""
+    return sum(re.search(r"\w", word) is not None for word in text.split())
+
+
+def words(folder: str) -> tuple[int, int]:
+    """Return the pages of a folder, and their words."""
+    texts = [path.read_text("utf-8") for path in sorted((ROOT / folder).rglob("*.md"))]
+    return len(texts), sum(map(words_of, texts))
+
+
 def walks() -> Iterable[tuple[str, int]]:
     """Return the number of files that each walk passes."""
     printed = subprocess.check_output([sys.executable, "-m", "tools.walks"], cwd=ROOT, text=True)
@@ -84,6 +96,7 @@ def main() -> None:
         measure("tests"),
     )
     took, modules = imports()
+    pages, written = words("docs")
     rows = [
         ("files of Python in worqr/", f"{files:,}"),
         ("lines of code in them", f"{lines:,}"),
@@ -91,6 +104,8 @@ def main() -> None:
         ("lines of code in them", f"{lua:,}"),
         ("files of tests", f"{tests:,}"),
         ("lines of code in them", f"{test_lines:,}"),
+        ("pages of documentation", f"{pages:,}"),
+        ("words in them", f"{written:,}"),
         *((f"files that {name} passes", f"{passed:,}") for name, passed in walks()),
         ("modules of worqr that worqr.Mesh imports", f"{modules:,}"),
         ("seconds that it takes", f"{took:.2f}"),
