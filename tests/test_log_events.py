@@ -35,6 +35,8 @@ PASSED_ON = {
 """Modules in which a call may pass on an event that it was given."""
 RUN = ("queue", "job", "attempt", "attempts", "worker")
 """The fields of every line about one run of one task, which the page names once."""
+REPEATED = "repeated"
+"""A field of errors that are logged once per minute, which the page explains before the table."""
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 
 
@@ -308,16 +310,18 @@ def test_a_standard_error_that_cannot_be_written_changes_nothing(
 
 
 def tables() -> dict[str, str]:
-    """What stands on the page between ``<!-- NAME -->`` and ``<!-- end -->``."""
-    lines = ["| event | level | meaning | fields |", "|---|---|---|---|"]
+    """What stands on the page between ``<!-- NAME -->`` and ``<!-- end -->``. A level that the meaning names is not repeated."""
+    lines = ["| event | level and meaning | fields |", "|---|---|---|"]
     for name, event in EVENTS.items():
-        levels = ", ".join(logging.getLevelName(level) for level in event.levels)
+        levels = [logging.getLevelName(level) for level in event.levels]
+        levels = ", ".join(level for level in levels if not re.search(rf"\b{level}\b", event.meaning))
         of_run = event.fields[: len(RUN)] == RUN
-        fields = ", ".join(
-            [*(["*run*"] if of_run else []), *(f"`{field}`" for field in event.fields[of_run * len(RUN) :])]
-        )
-        lines.append(f"| `{name}` | {levels} | {event.meaning} | {fields} |")
-    fields = [f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items()]
+        fields = ["*run*"] * of_run + [f"`{field}`" for field in event.fields[of_run * len(RUN) :] if field != REPEATED]
+        lines.append(f"| `{name}` | {levels}: {event.meaning} | {', '.join(fields)} |")
+    by_meaning: dict[str, list[str]] = {}
+    for name, meaning in FIELDS.items():
+        by_meaning.setdefault(meaning, []).append(f"`{name}`")
+    fields = [f"| {', '.join(names)} | {meaning} |" for meaning, names in by_meaning.items()]
     loggers = sorted({name for module in MODULES for name in logger_names(f"worqr.{module.name}", module.tree)})
     return {
         "log events": "\n".join(lines),

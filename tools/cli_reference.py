@@ -1,9 +1,9 @@
 """The generated parts of docs/reference/cli.md, which ``python -m tools.cli_reference`` writes anew.
 
-Each command has one part, from its heading to ``<!-- end -->``: what it does, and as a block of text its usage, subcommands and
-options. All of it comes from the program itself. What commands share is said once: the options of the connection have a part of
-their own, and the page explains ``--json`` and ``QUEUE``. `EXAMPLES` are written here. The text depends on nothing but the code:
-not on the terminal, the time or the environment.
+Each command has one part, from its heading to the next heading, or to ``<!-- end -->`` if other text follows: what it does, and
+as a block of text its usage, subcommands and options. All of it comes from the program itself. What commands share is said once: the
+options of the connection have a part of their own, and the page explains ``--json``, ``list``, ``QUEUE``, ``ID`` and ``NAME``.
+`EXAMPLES` are written here. The text depends on nothing but the code: not on the terminal, the time or the environment.
 """
 
 from __future__ import annotations
@@ -19,68 +19,27 @@ from cyclopts import App
 from cyclopts.argument import Argument
 
 from tools.pages import DOCS
-from worqr.cli import COMMANDS, GROUPS, make_app
+from worqr.cli import COMMANDS, make_app
 
 PATH: Final = DOCS / "reference" / "cli.md"
 
 EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
-    "run": (
-        "worqr run shop:mesh --concurrency 20 --queues 'shop.mail.*,shop.report' --log-json",
-        "worqr run shop:mesh --reload",
-    ),
-    "server": ("worqr server --port 6390 --dir ./data", "worqr server --data /srv/worqr --max-memory 2G"),
-    "outbox": (
-        "worqr outbox shop:outbox --state failed",
-        "worqr outbox shop:outbox --retry 01a21d1847317b32aa3f19454a5374a8",
-    ),
-    "enqueue": ("tail -f addresses.txt | worqr enqueue mails --lines",),
-    "top": ("worqr top --view failed --read-only", "worqr top --view running --json"),
+    "run": ("worqr run shop:mesh --concurrency 20 --queues 'shop.mail.*,shop.report' --log-json",),
     "queues": ("worqr queues --json | jq 'select(.failed > 0)'",),
-    "workers": (
-        "worqr workers concurrency 51924699 20",
-        'worqr workers evict shop:51924699 || echo "no such worker"',
-    ),
-    "log": ("worqr log --kind dead --kind recovered --json", "worqr log --queue mails --follow"),
-    "status": ('worqr status welcome-ada --queue mails --json || echo "unknown"',),
     "send": (
         'worqr send shop.fulfil order-7 approved \'{"by": "ada"}\'',
         'worqr send --address shop.fulfil~1700000000000001~order-7 approved \'{"by": "ada"}\'',
     ),
-    "batch": (
-        "worqr batch mails import-7 --wait --within 10m",
-        'worqr batch mails import-7 --cancel --reason "wrong file"',
-    ),
-    "lanes": ("worqr lanes mails --lane customer-7 --weight 5", "worqr lanes mails --lane customer-7 --cancel"),
-    "limit": (
-        "worqr limit mails --concurrency 20 --rate 100/1m --rate 5/1s",
-        "worqr limit mails --lane customer-7 --concurrency 2",
-    ),
-    "health": ("worqr health 9465", "worqr health unix:/run/shop/1.sock --check live"),
+    "batch": ("worqr batch mails import-7 --wait --within 10m",),
+    "limit": ("worqr limit mails --concurrency 20 --rate 100/1m --rate 5/1s",),
     "schedules": (
-        "worqr schedules run shop.nightly_report",
         'worqr schedules override shop.nightly_report "30 4 * * *" --timezone Europe/Berlin',
-        'worqr schedules next "0 7 * * MON" --timezone Europe/Berlin',
         'worqr schedules add report/acme shop.report tenant=acme --cron "0 7 * * MON" --lane acme',
         "worqr schedules set report/acme --every 1h --max-runs never",
-        "worqr schedules export report/ > schedules.jsonl",
     ),
-    "dashboard": (
-        "worqr dashboard --bind 0.0.0.0:9090 --password-file passwords --read-only",
-        "worqr dashboard --hash ada",
-    ),
-    "schema": ("worqr schema shop:mesh > shop.json",),
-    "client": ("worqr client typescript shop:mesh > shop.ts", "worqr client go shop:mesh > shop/shop.go"),
-    "cancel": (
-        "worqr cancel mails --id welcome-ada --wait",
-        "worqr cancel mails --claim 1763689200000000",
-        'worqr cancel mails --task ada@example.org --reason "left the company"',
-    ),
-    "failed": (
-        "worqr failed mails --error TimeoutError --before 2h",
-        "worqr failed retry mails --all --error TimeoutError --limit 100",
-        "worqr failed drop mails --all --before 30d",
-    ),
-    "undecodable": ("worqr undecodable mails --traceback", "worqr undecodable retry mails --all"),
+    "dashboard": ("worqr dashboard --bind 0.0.0.0:9090 --password-file passwords --read-only",),
+    "cancel": ('worqr cancel mails --task ada@example.org --reason "left the company"',),
+    "failed": ("worqr failed retry mails --all --error TimeoutError --limit 100",),
     "pause": ('worqr pause mails "the mail server is down" --for 10m',),
 }
 """Examples of commands, where they show more than the usage does."""
@@ -93,6 +52,12 @@ SAID_ONCE: Final = {
     "Name of the queue.",
     "Name of the queue. Default: all queues.",
     "Only tasks of this queue. Default: all queues.",
+    "Queue of the job.",
+    "Id of the job.",
+    "Name of the schedule.",
+    "Name of the function.",
+    "Id of the batch.",
+    "Home queue of the batches. Default: all queues.",
 }
 """Arguments that the page explains before the commands."""
 WIDTH: Final = 82
@@ -107,9 +72,9 @@ def main() -> None:
 def written(page: str) -> str:
     """Return the page with its generated parts as the program has them now."""
     for first, lines in parts().items():
-        part = re.compile(rf"^{re.escape(first)}$.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
-        text = "\n".join([first, "", *lines, "<!-- end -->"])
-        page, count = part.subn(lambda _, text=text: text, page)  # type: ignore[misc]
+        part = re.compile(rf"^{re.escape(first)}$.*?(?=^<!-- end -->$|(^#))", re.DOTALL | re.MULTILINE)
+        text = "\n".join([first, "", *lines, ""])
+        page, count = part.subn(lambda found, text=text: text + "\n" * bool(found[1]), page)  # type: ignore[misc]
         if count != 1:
             raise ValueError(f"docs/reference/cli.md has {count} parts {first!r}")
     return page
@@ -118,8 +83,9 @@ def written(page: str) -> str:
 def parts() -> dict[str, list[str]]:
     """Return the lines of each generated part, by the line before it."""
     app = make_app()
-    found = {"<!-- commands -->": list(_index()), "## Connection options": list(_connection(app))}
-    return found | {f"### worqr {name}": list(_section(app, name)) for name in COMMANDS}
+    return {"## Connection options": list(_connection(app))} | {
+        f"### worqr {name}": list(_section(app, name)) for name in COMMANDS
+    }
 
 
 def commands(app: App, name: str) -> Iterator[tuple[str, App]]:
@@ -141,17 +107,12 @@ def name_of(argument: Argument) -> str:
     return argument.names[0]
 
 
-def _index() -> Iterator[str]:
-    yield from ("| group | commands |", "|---|---|")
-    for group, names in GROUPS.items():
-        yield f"| {group} | {', '.join(f'[`{name}`](#worqr-{name})' for name in names)} |"
-
-
 def _connection(app: App) -> Iterator[str]:
     options = {name: connection_options(app[name]) for name in COMMANDS}
     without = [f"`{name}`" for name, found in options.items() if len(found) < len(options["queues"])]
+    lines = [(_label(each), _text(each)) for each in options["queues"]]
     yield f"All commands but {', '.join(without[:-1])} and {without[-1]} take these options:"
-    yield from ("", "```text", *_lines([(_label(each), _text(each)) for each in options["queues"]]), "```")
+    yield from ("", "```text", *_lines(lines, max(len(label) for label, _ in lines) + 2), "```")
 
 
 def _section(app: App, name: str) -> Iterator[str]:
@@ -181,9 +142,7 @@ def _block(path: str, command: App, inner: list[tuple[str, App]]) -> Iterator[st
     yield usage(path, command)
     other: list[tuple[str, App]] = []
     for each, sub in inner:
-        if each == f"{path} list" and usage(each, sub) == usage(path, command).replace(path, each):
-            yield from (each, f"    The same as {path}.")
-        else:
+        if each != f"{path} list" or usage(each, sub) != usage(path, command).replace(path, each):
             yield usage(each, sub)
             yield from textwrap.wrap(
                 " ".join(filter(None, _description(sub))), WIDTH, initial_indent="    ", subsequent_indent="    "
@@ -195,17 +154,18 @@ def _block(path: str, command: App, inner: list[tuple[str, App]]) -> Iterator[st
             found.setdefault((_label(argument), _text(argument)), []).append(each.removeprefix(path).strip())
     if found:
         yield ""
-    yield from _lines(
-        [
-            (label, text if "" in names or len(names) == len(other) else f"{', '.join(names)}: {text}")
-            for (label, text), names in found.items()
-        ]
-    )
+    of: dict[str, list[tuple[str, str]]] = {"": []}
+    for option, names in found.items():
+        of.setdefault("" if "" in names or len(names) == len(other) else ", ".join(names), []).append(option)
+    width = max((len(label) for label, _ in found), default=0) + 2
+    for names, options in of.items():
+        if names:
+            yield from ("", f"{names}:")
+        yield from _lines(options, width)
 
 
-def _lines(options: list[tuple[str, str]]) -> Iterator[str]:
-    """Options and what they mean, in two columns."""
-    width = max((len(label) for label, _ in options), default=0) + 2
+def _lines(options: list[tuple[str, str]], width: int) -> Iterator[str]:
+    """Options and what they mean, in two columns, the first of which has this width."""
     for label, text in options:
         yield from textwrap.wrap(
             text, WIDTH, initial_indent=label.ljust(width), subsequent_indent=" " * width, break_on_hyphens=False
@@ -222,12 +182,9 @@ def _description(command: App) -> Iterator[str]:
 
 
 def usage(path: str, command: App) -> str:
-    """Return how a command is typed: ``worqr jobs [OPTIONS] QUEUE [--json]``."""
-    arguments = arguments_of(command)
+    """Return how a command is typed, without the options that are listed: ``worqr jobs QUEUE [--json]``."""
     words = [path]
-    if any(name_of(each).startswith("-") for each in own_arguments(command)):
-        words.append("[OPTIONS]")
-    for each in arguments:
+    for each in arguments_of(command):
         name, dots = name_of(each), "..." if _repeats(each) else ""
         if name == SHARED or not name.startswith("-"):
             words.append(f"{name}{dots}" if each.required else f"[{name}{dots}]")
@@ -263,7 +220,9 @@ def _text(argument: Argument) -> str:
         text += f" Values: {', '.join(choices)}."
     if _repeats(argument) and name_of(argument).startswith("-") and "epeat" not in text:
         text += " Repeatable."
-    return f"{text} Default: {default}." if default and "Default: " not in text else text
+    if default and "Default: " not in text:
+        text += f" Default: {default}."
+    return re.sub(r"^(.*?) ?\bDefault: ([^.].*?)\.((?: Values: .*)?)$", r"\1\3 [\2]", text)
 
 
 def _default(argument: Argument) -> str:

@@ -49,20 +49,20 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "task.failed": _event(
         (WARNING, ERROR),
-        "a handler raised, and the task is tried again; ERROR: it moved to the dead-letter queue",
+        "a handler raised, and the task is retried; ERROR: it moved to the dead-letter queue",
         f"{_RUN} error retry_in run_at timeout late traceback",
     ),
     "task.retry": _event(INFO, "a handler raised `Retry`", f"{_RUN} error retry_in run_at lane traceback"),
     "retry.backoff": _event(
         WARNING,
-        "the `backoff` of a retry policy raised, or returned no time: the other settings decide",
+        "the `backoff` of a retry policy raised, or returned no time: the other fields decide",
         "queue job step error",
     ),
     "task.timeout": _event(
-        WARNING, "a run exceeded its timeout, and the task is tried again", f"{_RUN} timeout late retry_in"
+        WARNING, "a run exceeded its timeout, and the task is retried", f"{_RUN} timeout late retry_in"
     ),
     "task.crashed": _event(
-        WARNING, "the process that ran a task ended, and the task is tried again", f"{_RUN} error retry_in traceback"
+        WARNING, "the process that ran a task ended, and the task is retried", f"{_RUN} error retry_in traceback"
     ),
     "task.undecodable": _event(
         ERROR,
@@ -71,7 +71,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "codec.wrong_key": _event(
         ERROR,
-        "a payload has a key, or a codec, that this mesh lacks; its tasks wait for a worker that has it",
+        "a payload has a key or codec that this mesh lacks; its tasks wait for a worker that has it",
         "queue retry_in error",
     ),
     "task.suspended": _event(DEBUG, "a workflow only waits, and holds no slot", "queue job waits"),
@@ -81,14 +81,14 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "workflow.refused": _event(
         WARNING,
-        "a value that was sent to a workflow is not of the awaited type; the wait goes on",
+        "a value sent to a workflow is not of the awaited type; the wait goes on",
         "queue job wait",
     ),
     "workflow.drift": _event(
         WARNING,
         (
-            "a workflow has returned without asking for steps or waits that earlier runs have stored: its "
-            "code changed, or is not the same in each run"
+            "a workflow returned without asking for steps or waits that earlier runs have stored: its code "
+            "changed, or differs from run to run"
         ),
         "queue job keys",
     ),
@@ -107,20 +107,18 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "task.orphaned": _event(
         ERROR,
         (
-            "no handler runs a task that this worker holds, a bug of worqr. The worker is not ready, and "
-            "gives the task back when it leaves: restart it"
+            "no handler runs a task that this worker holds: a bug. The worker is not ready, and gives the task "
+            "back when it leaves: restart it"
         ),
         _RUN,
     ),
     "task.cancelling": _event(INFO, "a running task is being cancelled", _RUN),
     "task.cancelled": _event(INFO, "a running task was cancelled", "queue claim job"),
     "task.dropped": _event(INFO, "a task of a deleted queue was not given back", "queue claim"),
-    "task.unsettled": _event(
-        ERROR, "settling a run raised, and the run counts as failed; a bug of worqr", "queue job error"
-    ),
+    "task.unsettled": _event(ERROR, "settling a run raised, and the run counts as failed: a bug", "queue job error"),
     "slot.corrupted": _event(
         WARNING,
-        "a handler left a nursery or a cancel scope open, or the task in which handlers run failed. It is replaced",
+        "a handler left a nursery or a cancel scope open, or the task of the handlers failed; it is replaced",
         "queue job error",
     ),
     # Outboxes in databases
@@ -129,10 +127,10 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "rows of an outbox wait for the database or the server; INFO: that is over",
         "table error duration",
     ),
-    "outbox.refused": _event(WARNING, "the server takes no rows of an outbox for a queue; tried again", "queue error"),
+    "outbox.refused": _event(WARNING, "the server takes no rows of an outbox for a queue", "queue error"),
     "outbox.failed": _event(
         ERROR,
-        "the server refused a row of an outbox ten times. Retry or delete it: `worqr outbox`",
+        "the server refused a row of an outbox ten times: retry or delete it with `worqr outbox`",
         "row queue attempts error",
     ),
     "outbox.held": _event(
@@ -143,28 +141,25 @@ EVENTS: Final[dict[str, LogEvent]] = {
     # Claims, and the requests that end them
     "claim.lost": _event(
         WARNING,
-        "a task was reassigned to another worker while it ran; its outcome here is discarded",
+        "a task was reassigned while it ran; its outcome here is discarded",
         "queue claim job",
     ),
     "claim.stray": _event(WARNING, "the server lost its last writes, so some tasks run once more", "queue count"),
-    "start_tasks": _event(ERROR, "the server refuses to hand out tasks of a queue; tried again", "queue error"),
+    "start_tasks": _event(ERROR, "the server refuses to hand out tasks of a queue", "queue error"),
     "settle.refused": _event(
         ERROR,
-        (
-            "the server refuses to record how tasks ended; tried again after 1 s, and at most every 30 s. "
-            "Once per minute and queue"
-        ),
+        ("the server refuses to record how tasks ended; tried again after 1 s to 30 s"),
         "queue error repeated",
     ),
     "settle.accepted": _event(INFO, "the server has recorded how all these tasks ended", "queue"),
-    "reconcile": _event(ERROR, "the server does not say which tasks are cancelled; tried again", "queue error"),
+    "reconcile": _event(ERROR, "the server does not say which tasks are cancelled", "queue error"),
     "list_own_claims": _event(DEBUG, "the server does not say which tasks this worker holds", "queue error"),
-    "note_runs": _event(DEBUG, "the counts of runs were not stored; tried again", "queue error"),
+    "note_runs": _event(DEBUG, "the counts of runs were not stored", "queue error"),
     "note_progress": _event(INFO, "progress that a handler reported was not stored", "error"),
     # This worker
     "start_worker": _event(
         (INFO, WARNING),
-        "this worker has joined the mesh; WARNING: it could not join again; tried again",
+        "this worker has joined the mesh; WARNING: it could not join again",
         "worker error retry_in",
     ),
     "stop_worker": _event(
@@ -179,20 +174,20 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "keep_worker_alive": _event(
         WARNING, "this worker missed its heartbeat deadline, but keeps its tasks", "worker error"
     ),
-    "start_work": _event(WARNING, "this worker could not enter a queue again; tried again", "queue error retry_in"),
+    "start_work": _event(WARNING, "this worker could not enter a queue again", "queue error retry_in"),
     "map_work": _event(
         ERROR,
-        "the server does not record that this worker serves a queue; tried again. Once per minute and queue",
+        "the server does not record that this worker serves a queue",
         "queue error repeated",
     ),
     "leave.unanswered": _event(
         WARNING,
-        "the server does not answer while a queue is being left; its tasks are given back afterwards",
+        "the server does not reply while a queue is being left; its tasks are given back afterwards",
         "queue duration",
     ),
     "leave.refused": _event(
         ERROR,
-        "the server does not let this worker leave a queue; tried again after 1 s, and at most every 30 s",
+        "the server does not let this worker leave a queue; tried again after 1 s to 30 s",
         "queue error repeated",
     ),
     "leave.accepted": _event(INFO, "the server lets this worker leave the queue again", "queue"),
@@ -201,7 +196,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "limit.unlisted": _event(
         WARNING,
-        "that a named limit is in use could not be noted, so `worqr limits` may not list it",
+        "a named limit that is in use could not be noted for `worqr limits`",
         "limit error",
     ),
     "permits.refused": _event(
@@ -223,20 +218,20 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "function.served": _event(INFO, "a function that was declared after the join is served", "function"),
     "function.unserved": _event(
         ERROR,
-        "such a function cannot be served; tried again every 3 s. Once per minute and function",
+        "a function that was declared after the join cannot be served; tried again every 3 s",
         "function error repeated",
     ),
     "payload.large": _event(WARNING, "the arguments of a call exceed 1 MiB; once per function", "function size"),
     "commit.unsent": _event(
         ERROR,
-        "a transaction of Django was committed, and a call that follows it was not sent",
+        "a transaction of Django was committed, but a call after it was not sent",
         "function error",
     ),
     "result.changed": _event(
         WARNING,
         (
-            "a caller gets another type or value than the handler returned, because of the return "
-            "annotation; once per function"
+            "because of the return annotation, a caller gets another type or value than the handler returned; "
+            "once per function"
         ),
         "function change",
     ),
@@ -246,9 +241,8 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "result.no_slot": _event(
         WARNING,
         (
-            "a handler has waited 10 s for the result of a job that waits, and its worker has no free slot "
-            "for that job. Raise the concurrency, or let another worker serve that queue. Once per worker "
-            "and queue"
+            "a handler has waited 10 s for the result of a job for which its worker has no free slot: raise the "
+            "concurrency, or let another worker serve that queue. Once per worker and queue"
         ),
         "queue awaited_queue awaited_job duration",
     ),
@@ -260,8 +254,8 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "loop.blocked": _event(
         (WARNING, ERROR),
         (
-            "the event loop has not turned for over a second; `where` names the code. ERROR: for "
-            "`block_limit`, and this worker sends no more heartbeats"
+            "the event loop has not turned for over a second; `where` names the code. ERROR: for `block_limit`, "
+            "and heartbeats stop"
         ),
         "duration where",
     ),
@@ -270,12 +264,12 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "asyncio.blocked": _event(
         (WARNING, ERROR),
         (
-            "the asyncio loop of the handlers has not turned for over a second, so they wait, and the worker "
-            "takes no tasks for them; `where` names the code. ERROR: for `block_limit`"
+            "the asyncio loop of the handlers has not turned for over a second, so the worker takes no tasks for "
+            "it. ERROR: for `block_limit`"
         ),
         "duration where",
     ),
-    "asyncio.turns": _event(WARNING, "that loop turns again", "duration"),
+    "asyncio.turns": _event(WARNING, "the asyncio loop turns again", "duration"),
     "asyncio.stuck": _event(
         ERROR,
         "an asyncio loop, or `asyncio_lifespan`, did not end in time; the worker ended without it",
@@ -301,20 +295,17 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "condemn_worker": _event(
         WARNING,
-        "a worker was declared dead, by the leader or by `evict`. At most 100 lines a minute; one counts the others",
+        "a worker was declared dead, by the leader or by `evict`. After 100 lines in a minute, one counts the others",
         "worker reason count",
     ),
     "fail_worker": _event(
         (INFO, ERROR),
-        (
-            "a dead worker's tasks were given back; ERROR: some moved to the dead-letter queue, or the "
-            "server refuses, which is logged once per minute"
-        ),
+        ("a dead worker's tasks were given back; ERROR: some moved to the dead-letter queue, or the server refuses"),
         "worker queue returned failed error repeated count",
     ),
     "forget_worker": _event(
         (INFO, DEBUG, ERROR),
-        "a dead worker was removed; DEBUG, ERROR: that failed, and is tried again",
+        "a dead worker was removed; DEBUG, ERROR: that failed",
         "worker error repeated count",
     ),
     "adopt_worker": _event(
@@ -323,16 +314,16 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "queue.unserved": _event(
         WARNING,
         (
-            "tasks wait in a queue that no worker has served for 10 s; with the nearest name that is served. "
-            "Once per queue, and again after a worker has served it or the leader has changed. At most 20 "
-            "queues a minute are named. Start a worker that declares it, or delete the queue"
+            "tasks wait in a queue that no worker has served for 10 s: start a worker that declares it, or delete "
+            "it. The line has the nearest name that is served. Once per queue, until a worker serves it or the "
+            "leader changes; at most 20 queues a minute"
         ),
         "queue waiting count",
     ),
-    "purge_queue": _event((INFO, ERROR), "a deleted queue was not removed; tried again", "queue error repeated"),
+    "purge_queue": _event((INFO, ERROR), "a deleted queue was not removed", "queue error repeated"),
     "promote_due": _event(
         (INFO, ERROR),
-        "scheduled jobs could not be put in line; tried again in a second",
+        "scheduled jobs could not be put in line",
         "queue error repeated",
     ),
     "adopt_claims": _event(
@@ -343,8 +334,8 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "relay": _event(
         (INFO, ERROR),
         (
-            "messages about batches are late, and tried again; one that cannot be read was dropped; or a "
-            "queue does not hold the follow-up of a batch"
+            "messages about batches are late; one that cannot be read was dropped; or a queue does not hold the "
+            "follow-up of a batch"
         ),
         "queue count error repeated",
     ),
@@ -364,12 +355,12 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "rewind_schedules": _event(WARNING, "the clock of the server was set back by more than a minute", "count"),
     "declare_schedules": _event(
         (INFO, ERROR),
-        "schedules of this worker could not be declared; tried again",
+        "schedules of this worker could not be declared",
         "schedule error repeated",
     ),
     "declare_topics": _event(
         (INFO, ERROR),
-        "subscriptions to topics could not be declared; tried again",
+        "subscriptions to topics could not be declared",
         "error repeated",
     ),
     "schedules_undeclared": _event(
@@ -378,10 +369,10 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "schedule count",
     ),
     "drop_schedules": _event(
-        INFO, "no worker has declared a schedule for a day, or only older deploys have: it is removed", "schedule"
+        INFO, "a schedule is removed: no worker has declared it for a day, or only older deploys have", "schedule"
     ),
     "drop_topics": _event(
-        INFO, "only older deploys subscribe a queue to topics: the subscription is removed", "queue pattern"
+        INFO, "the subscription of a queue to topics is removed: only older deploys have it", "queue pattern"
     ),
     "shards": _event(
         WARNING,
@@ -405,16 +396,16 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "the Sentinels name another primary; a mesh was moved; or a cluster node has no slots any more",
         "server before service",
     ),
-    "link.blind": _event(WARNING, "no Sentinel answers; worqr keeps the primary that it knows", "service server error"),
-    "link.sighted": _event(INFO, "the Sentinels answer again", "service duration"),
+    "link.blind": _event(WARNING, "no Sentinel replies; worqr keeps the primary that it knows", "service server error"),
+    "link.sighted": _event(INFO, "the Sentinels reply again", "service duration"),
     "link.insecure": _event(WARNING, "TLS certificates are not verified", "server"),
     "link.eviction": _event(WARNING, "the server may evict tasks when its memory is full", "server policy"),
     "link.refused": _event(WARNING, "the server refuses a subscription", "error"),
-    "link.deliver": _event(ERROR, "a callback failed; a bug of worqr"),
-    "link.died": _event(ERROR, "the thread of a connection died, and its calls get an error; a bug of worqr"),
-    "link.sentinel": _event(ERROR, "asking the Sentinels failed; a bug of worqr"),
-    "link.subscriptions": _event(ERROR, "the subscriptions failed, and worqr connects again; a bug of worqr"),
-    "link.topology": _event(ERROR, "asking the cluster failed; a bug of worqr"),
+    "link.deliver": _event(ERROR, "a callback failed: a bug"),
+    "link.died": _event(ERROR, "the thread of a connection died, and its calls get an error: a bug"),
+    "link.sentinel": _event(ERROR, "asking the Sentinels failed: a bug"),
+    "link.subscriptions": _event(ERROR, "the subscriptions failed, and worqr connects again: a bug"),
+    "link.topology": _event(ERROR, "asking the cluster failed: a bug"),
     "events": _event(WARNING, "another program published a message on the channel of `queue.events()`", "queue"),
     # Programs
     "embedded.private": _event(
@@ -427,7 +418,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "start": _event(
         (INFO, WARNING),
-        "`worqr run` or `mesh.run()` has joined the mesh; WARNING: it cannot reach the server; tried again",
+        "`worqr run` or `mesh.run()` has joined the mesh; WARNING: it cannot reach the server",
         "server prefix app worker concurrency functions error",
     ),
     "probe": _event(INFO, "the program serves probes over HTTP", "address"),
@@ -440,7 +431,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "workers.stop": _event(INFO, "`worqr run --workers` received a signal, and stops its workers", "running urgency"),
     "worker.restarted": _event(
         (WARNING, ERROR),
-        "a worker of `worqr run --workers` ended, and is replaced; ERROR: it is killed, as it does not end or respond",
+        "a worker of `worqr run --workers` ended, and is replaced; ERROR: it is killed, because it does not end or respond",
         "pid reason retry_in",
     ),
     "worker.renewed": _event(
@@ -451,16 +442,18 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "peer.ended": _event(ERROR, "a worker in a thread has ended by an error; its `stop` or its block raises it"),
     "bench": _event(WARNING, "a test bench of `worqr.testing` waits for tasks that do not end", "reason"),
     # The dashboard
-    "dashboard.away": _event(WARNING, "the server does not answer the dashboard; pages show earlier figures", "error"),
-    "dashboard.back": _event(INFO, "the server answers the dashboard again"),
+    "dashboard.away": _event(
+        WARNING, "the server does not reply to the dashboard; pages show earlier figures", "error"
+    ),
+    "dashboard.back": _event(INFO, "the server replies to the dashboard again"),
     "dashboard.failed": _event(ERROR, "a request to the dashboard failed, or `access` raised", "path error"),
 }
 
 FIELDS: Final[dict[str, str]] = {
-    "event": "the name of the event; every line has it",
-    "queue": "the name of the queue",
+    "event": "the name of the event, in every line",
+    "queue": "the name",
     "job": "the id of the job; of a plain task, the id that it has in `queue.failed`",
-    "running": "the number of workers",
+    "running": "workers that run",
     "urgency": "1: running tasks may end; 2: they are cancelled; 3: the processes end",
     "lane": "the lane of the task, if only that lane is paused",
     "claim": "the number of one run of one task: `Context.fence`",
@@ -470,32 +463,32 @@ FIELDS: Final[dict[str, str]] = {
     "traceback": "of an error in a process: its traceback there",
     "retry_in": "seconds until the next attempt",
     "run_at": "its time in ISO 8601, if `Retry(run_at=...)` or `Snooze` gave one",
-    "step": "the name of a step of a job",
+    "step": "the name",
     "timeout": "the timeout of the task, in seconds",
     "late": "seconds after its timeout at which a run ended",
     "duration": "how long it took, in seconds",
-    "worker": "the id of a worker",
+    "worker": "the id",
     "handler": "the handler, as `module.function`",
     "where": "the frames at which some code is",
     "reason": "why, in words",
     "repeated": "how often it happened since it was last logged",
     "grace": "how long running tasks may go on, in seconds",
     "count": "how many",
-    "waiting": "how many tasks wait in the queue",
-    "function": "the name of a function",
-    "awaited_queue": "the queue of the awaited job",
-    "awaited_job": "the id of the awaited job",
+    "waiting": "tasks that wait in the queue",
+    "function": "the name",
+    "awaited_queue": "queue and id of the awaited job",
+    "awaited_job": "queue and id of the awaited job",
     "change": "where a result differs, and how",
-    "size": "how many bytes a payload has",
-    "returned": "how many tasks were given back to their queue",
-    "failed": "how many tasks were moved to the dead-letter queue",
-    "schedule": "the name of the schedule",
-    "table": "the table of an outbox",
-    "row": "the id of a row of an outbox",
+    "size": "bytes of a payload",
+    "returned": "tasks that were given back to their queue",
+    "failed": "tasks that were moved to the dead-letter queue",
+    "schedule": "the name",
+    "table": "the name",
+    "row": "the id",
     "key": "a key on the server",
-    "limit": "the name of a limit that several functions share",
+    "limit": "the name",
     "limits": "what may start in the whole mesh, in words",
-    "wait": "the name of a wait of a workflow",
+    "wait": "the name",
     "waits": "the names of what a workflow waits for, at most ten",
     "keys": "the names of steps and waits, at most ten",
     "since": "the last firing before firings were missed, in ISO 8601",
@@ -509,11 +502,11 @@ FIELDS: Final[dict[str, str]] = {
     "policy": "the server's `maxmemory-policy`",
     "path": "the path of a request to the dashboard",
     "pattern": "a pattern of topics",
-    "pid": "the id of a process",
-    "prefix": "the prefix of the mesh",
+    "pid": "the id",
+    "prefix": "the name",
     "app": "`join(app=...)`",
-    "concurrency": "how many units of work the worker holds at once",
-    "functions": "the names of the functions that the worker serves",
+    "concurrency": "units of work that the worker holds at once",
+    "functions": "the functions that the worker serves",
 }
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]

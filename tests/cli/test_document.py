@@ -93,7 +93,8 @@ def test_everything_is_described(path: str) -> None:
 
 def flat(path: str) -> str:
     """What the page says of a command, in one line: its part, the options of the connection, and what is said once."""
-    said_once = "Name of the queue. Only tasks of this queue."
+    said_once = "Name of the queue. Only tasks of this queue. Queue of the job. Home queue of the batches. "
+    said_once += "Id of the job. Id of the batch. Name of the schedule. Name of the function."
     return " ".join(f"{part(path)} {texts()['## Connection options']} {said_once}".split())
 
 

@@ -105,7 +105,7 @@ def jobs(
         State | None,
         Parameter(
             show_default=False,
-            help="List tasks in this state; ended: jobs that have ended and are kept. Default: waiting; with --tag, any state.",
+            help="State of the tasks; ended: all jobs that are kept. Default: waiting; with --tag, any state.",
         ),
     ] = None,
     tag: Annotated[str, Parameter(show_default=False, help="List jobs with this tag.")] = "",
@@ -118,7 +118,7 @@ def jobs(
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """List the waiting, scheduled, suspended, blocked or running tasks of a queue, in the order in which they run.
+    """List the tasks of a queue, in the order in which they run.
 
     Jobs that have ended are listed if their function keeps them, the last one first.
     """
@@ -278,8 +278,8 @@ def send(
 ) -> None:
     """Send a value to a workflow, which waits for it or will find it.
 
-    Prints woke (it waited for it, and runs again) or stored. If the workflow waits for it, the value is checked before: it must
-    have the type that the workflow waits for. Exit code 1 if nothing was sent.
+    Prints woke (the workflow waited for it, and runs again) or stored. A value that a workflow waits for must have the awaited type.
+    Exit code 1 if nothing was sent.
     """
     target = _target(queue, id, name, value) if address is None else _target_at(address, queue, id, name, value)
 

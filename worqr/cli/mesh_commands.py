@@ -134,10 +134,7 @@ def _ask_workers(
 
 @workers.command(name="evict")
 def evict_workers(ids: WorkerIds, /, *, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
-    """Declare workers dead, and return their tasks to the queues now.
-
-    A worker that is alive joins again with a new id. To stop a worker, stop its process.
-    """
+    """Declare workers dead, and return their tasks to the queues now. To stop a worker, stop its process."""
 
     async def command(mesh: Mesh) -> None:
         known = [info.id for info in await mesh.workers()]

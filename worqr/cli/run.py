@@ -375,7 +375,7 @@ class WorkerOptions:
     """The options of a worker, as the user types them."""
 
     concurrency: Annotated[
-        str | None, Parameter(metavar="N|auto", help="Concurrent tasks. Default: 100. auto: adapt to the load.")
+        str | None, Parameter(metavar="N|auto", help="Concurrent tasks; auto: as the load allows. Default: 100.")
     ] = None
     threads: Annotated[int | None, Parameter(metavar="N", help="Threads for plain functions. Default: 40.")] = None
     processes: Annotated[
@@ -392,12 +392,12 @@ class WorkerOptions:
             help="Serve only these functions: names or globs, comma-separated or repeated.",
         ),
     ] = ()
-    runs_per_process: Annotated[
-        int | None, Parameter(metavar="N", help="Replace such a process after so many runs.")
-    ] = None
+    runs_per_process: Annotated[int | None, Parameter(metavar="N", help="Replace a process after this many runs.")] = (
+        None
+    )
     memory_per_process: Annotated[
         str | None,
-        Parameter(metavar="SIZE", help="Replace it if it has more memory than this after a run: 500M, 2G."),
+        Parameter(metavar="SIZE", help="Replace a process with more memory than this after a run: 500M, 2G."),
     ] = None
     grace: Annotated[str | None, duration_option("Wait this long for running tasks at shutdown. Default: 25s.")] = None
 
@@ -427,13 +427,13 @@ class SupervisorOptions:
         str | None,
         Parameter(
             metavar="N|auto",
-            help="Processes that serve the mesh. auto: one for each usable CPU. Default: this one.",
+            help="Processes that serve the mesh; auto: one per usable CPU. Default: this one.",
         ),
     ] = None
     max_runs: Annotated[int | None, Parameter(metavar="N", help="Renew a worker after about this many runs.")] = None
     max_memory: Annotated[
         str | None,
-        Parameter(metavar="SIZE", help="Renew a worker that has more memory than about this: 800M, 2G."),
+        Parameter(metavar="SIZE", help="Renew a worker with more memory than about this: 800M, 2G."),
     ] = None
     max_age: Annotated[str | None, duration_option("Renew a worker after about this long: 12h, 1d.")] = None
 

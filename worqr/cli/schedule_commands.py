@@ -109,7 +109,7 @@ def list_schedules(
 @schedules.command(name="add")
 def add_schedule(
     name: ScheduleName,
-    function: Annotated[str, Parameter(help="Name of the function to call.")],
+    function: Annotated[str, Parameter(help="Name of the function.")],
     /,
     *given: Annotated[str, Parameter(metavar="NAME=TEXT|NAME:=JSON", help="Arguments of the function.")],
     args: Annotated[str | None, Parameter(metavar="JSON", help="All arguments as one JSON object.")] = None,

@@ -445,9 +445,7 @@ class ProductionOptions:
     socket: Annotated[Path | None, Parameter(help="Path of the unix socket. Default: server.sock in the folder.")] = (
         None
     )
-    socket_mode: Annotated[
-        str, Parameter(metavar="MODE", help="Rights of the socket. 770: the user and the group of the server.")
-    ] = "770"
+    socket_mode: Annotated[str, Parameter(metavar="MODE", help="Rights of the socket.")] = "770"
     addresses: Annotated[
         str, Parameter(name="--bind", metavar="ADDRESSES", help="Addresses of --port, comma-separated.")
     ] = LOCAL
