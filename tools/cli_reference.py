@@ -1,8 +1,8 @@
 """The generated parts of docs/reference/cli.md, which ``python -m tools.cli_reference`` writes anew.
 
 Each command has one part, from its heading to the next heading, or to ``<!-- end -->`` if other text follows: what it does, and
-as a block of text its usage, subcommands and options. All of it comes from the program itself. What commands share is said once: the
-options of the connection have a part of their own, and the page explains ``--json``, ``list``, ``QUEUE``, ``ID`` and ``NAME``.
+as a block of text its usage, subcommands and options. All of it comes from the program itself. What commands share is said once:
+the options of the connection have a part of their own; the page explains ``--json``, ``list``, ``QUEUE``, ``ID`` and ``NAME``.
 `EXAMPLES` are written here. The text depends on nothing but the code: not on the terminal, the time or the environment.
 """
 

@@ -100,13 +100,16 @@ def moves() -> Iterator[tuple[str, State, State]]:
 
 
 def as_table() -> str:
-    """Return the table in Markdown, with one row for all transactions with the same moves."""
-    same: dict[tuple[Actor, State, tuple[State, ...]], list[str]] = {}
+    """Return the table in Markdown, with one row for all transactions of an actor with the same moves."""
+    same: dict[tuple[Actor, str], list[str]] = {}
     for name, transaction in TRANSACTIONS.items():
+        from_states: dict[tuple[State, ...], list[str]] = {}
         for before, targets in transaction.moves.items():
-            same.setdefault((transaction.by, before, targets), []).append(f"`{name}`")
-    rows = ["| transaction | taken by | from | to |", "|---|---|---|---|"]
-    for (by, before, targets), names in same.items():
-        displayed = [public_name(state) for state in (before, *targets)]
-        rows.append(f"| {', '.join(names)} | {by} | {displayed[0]} | {', '.join(displayed[1:])} |")
+            from_states.setdefault(targets, []).append(public_name(before))
+        moves = (
+            f"{', '.join(froms)} → {', '.join(map(public_name, targets))}" for targets, froms in from_states.items()
+        )
+        same.setdefault((transaction.by, "; ".join(moves)), []).append(f"`{name}`")
+    rows = ["| transaction | taken by | from → to |", "|---|---|---|"]
+    rows += [f"| {', '.join(names)} | {by} | {moves} |" for (by, moves), names in same.items()]
     return "\n".join(rows) + "\n"

@@ -34,7 +34,7 @@ def columns(page: str, heading: str, skipped: int = 0) -> dict[str, dict[str, st
 
 
 def _split(row: dict[str, str]) -> dict[str, str]:
-    """Divide the cell `value`: the type, then lines that begin with a title, and the bounds."""
+    """Divide the cell `value`: the type, then lines that begin with a title, and the bounds. A default left out is None."""
     if "value" not in row:
         return row
     found = {**row, "bounds": ""}
@@ -42,6 +42,8 @@ def _split(row: dict[str, str]) -> dict[str, str]:
     for line in lines:
         title, colon, text = line.partition(": ")
         found |= {title: text} if colon and title in TITLES else {"bounds": line}
+    found.setdefault("default", "`None`")
+    found.setdefault("failure handlers", found["default"])
     return found
 
 

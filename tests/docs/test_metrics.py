@@ -26,10 +26,10 @@ NAME = re.compile(
 
 
 def table(metrics: dict[str, Metric]) -> str:
-    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    lines = ["| metric{labels} | meaning |", "|---|---|"]
     for name, metric in metrics.items():
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        lines.append(f"| `{name}` | {metric.kind} | {labels} | {metric.meaning} |")
+        labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+        lines.append(f"| `{name}{labels}` | {metric.meaning} |")
     return "\n".join(lines)
 
 
@@ -44,8 +44,12 @@ def test_the_page_has_the_table(name: str) -> None:
 
 
 def test_a_name_tells_the_kind() -> None:
+    """As the page says before the tables."""
     for name, metric in {**FLEET, **PEER}.items():
         assert name.endswith("_total") == (metric.kind == "counter")
+    histograms = {name for name, metric in FLEET.items() if metric.kind == "histogram"}
+    assert histograms == {"worqr_run_seconds", "worqr_wait_seconds"}
+    assert {metric.kind for metric in PEER.values()} == {"counter", "gauge"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -84,6 +84,8 @@ def test_the_options_of_a_dispatch() -> None:
         "if_exists": "update",
         "update": "Update()",
         "meta": {},
+        **dict.fromkeys(("then", "otherwise")),
+        **dict.fromkeys(set(FUNCTION) & set(DISPATCH)),  # None: that of the function
     }
     bounds = {name: row["bounds"] for name, row in DISPATCH.items()}
     assert f"1 to {MAX_ID} bytes" in bounds["id"]
