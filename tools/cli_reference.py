@@ -60,6 +60,8 @@ SAID_ONCE: Final = {
     "Home queue of the batches. Default: all queues.",
 }
 """Arguments that the page explains before the commands."""
+LABEL: Final = 28
+"""A longer label of an option, in characters, has a line of its own."""
 WIDTH: Final = 82
 """Columns of a block of text, as many as a page shows without scrolling."""
 
@@ -139,7 +141,8 @@ def _twin(app: App, name: str) -> str | None:
 
 def _block(path: str, command: App, inner: list[tuple[str, App]]) -> Iterator[str]:
     """The usage of the command and of its subcommands, then the arguments and options of all of them."""
-    yield usage(path, command)
+    if (typed := usage(path, command)) != path or inner:
+        yield typed
     other: list[tuple[str, App]] = []
     for each, sub in inner:
         if each != f"{path} list" or usage(each, sub) != usage(path, command).replace(path, each):
@@ -152,23 +155,27 @@ def _block(path: str, command: App, inner: list[tuple[str, App]]) -> Iterator[st
     for each, sub in ((path, command), *other):
         for argument in own_arguments(sub):
             found.setdefault((_label(argument), _text(argument)), []).append(each.removeprefix(path).strip())
-    if found:
-        yield ""
     of: dict[str, list[tuple[str, str]]] = {"": []}
     for option, names in found.items():
         of.setdefault("" if "" in names or len(names) == len(other) else ", ".join(names), []).append(option)
-    width = max((len(label) for label, _ in found), default=0) + 2
+    width = max((len(label) for label, _ in found if len(label) < LABEL), default=0) + 2
     for names, options in of.items():
+        if options and (typed != path or inner):
+            yield ""
         if names:
-            yield from ("", f"{names}:")
+            yield f"{names}:"
         yield from _lines(options, width)
 
 
 def _lines(options: list[tuple[str, str]], width: int) -> Iterator[str]:
-    """Options and what they mean, in two columns, the first of which has this width."""
+    """Options and what they mean, in two columns, the first of which has this width. A longer label has a line of its own."""
     for label, text in options:
+        is_long = len(label) > width - 2
+        if is_long:
+            yield label
+        first = " " * width if is_long else label.ljust(width)
         yield from textwrap.wrap(
-            text, WIDTH, initial_indent=label.ljust(width), subsequent_indent=" " * width, break_on_hyphens=False
+            text, WIDTH, initial_indent=first, subsequent_indent=" " * width, break_on_hyphens=False
         )
 
 
@@ -207,19 +214,24 @@ def connection_options(command: App) -> list[Argument]:
 
 def _label(argument: Argument) -> str:
     """The name, with the placeholder of a value."""
-    name = name_of(argument)
+    name, dots = name_of(argument), "..." if _repeats(argument) else ""
     if not name.startswith("-") or argument.hint is bool:
         return name
-    return f"{name} {argument.parameter.metavar or ('N' if argument.hint is int else name.lstrip('-').upper())}"
+    value = argument.parameter.metavar or _short_choices(argument)
+    return f"{name} {value or ('N' if argument.hint is int else name.lstrip('-').upper())}{dots}"
+
+
+def _short_choices(argument: Argument) -> str:
+    """The values of an option, if they fit into its label: ``live|ready|startup``."""
+    text = "|".join(argument.get_choices() or ())
+    return text if name_of(argument).startswith("-") and len(text) < LABEL else ""
 
 
 def _text(argument: Argument) -> str:
     """What it means, with its values and its default."""
-    text, default = _help(argument), _default(argument)
-    if choices := argument.get_choices():
+    text, default = _help(argument).removesuffix(" Repeatable."), _default(argument)
+    if (choices := argument.get_choices()) and not _short_choices(argument):
         text += f" Values: {', '.join(choices)}."
-    if _repeats(argument) and name_of(argument).startswith("-") and "epeat" not in text:
-        text += " Repeatable."
     if default and "Default: " not in text:
         text += f" Default: {default}."
     return re.sub(r"^(.*?) ?\bDefault: ([^.].*?)\.((?: Values: .*)?)$", r"\1\3 [\2]", text)

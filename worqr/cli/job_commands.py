@@ -165,7 +165,7 @@ def recent(
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """List the runs of a queue that ended last: how each ended, how long it took, and where it ran.
+    """List the runs of a queue that ended last.
 
     For queues that are served with recent=N.
     """
@@ -225,7 +225,7 @@ def status(
     ] = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """Show one job: its state, its last tries with their errors, its next run, and the time line of a workflow.
+    """Show one job: its state, last tries and next run, and the time line of a workflow.
 
     Exit code 1 if the mesh does not know the id.
     """
@@ -278,8 +278,8 @@ def send(
 ) -> None:
     """Send a value to a workflow, which waits for it or will find it.
 
-    Prints woke (the workflow waited for it, and runs again) or stored. A value that a workflow waits for must have the awaited type.
-    Exit code 1 if nothing was sent.
+    Prints woke (the workflow waited for it, and runs again) or stored. An awaited value must have the awaited type. Exit code 1 if
+    nothing was sent.
     """
     target = _target(queue, id, name, value) if address is None else _target_at(address, queue, id, name, value)
 
@@ -621,7 +621,7 @@ def batch(
     json: Annotated[bool, flag("Print one JSON object.")] = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """Show a batch: its state, how many of its jobs have ended, and its follow-up. Or cancel it, or retry its failed jobs.
+    """Show a batch, cancel it, or retry its failed jobs.
 
     Exit code 1 if the queue has no batch with this id. With --wait, also if the batch ends without all jobs finished.
     """

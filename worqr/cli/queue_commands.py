@@ -130,7 +130,7 @@ def cancel(
     json: Annotated[bool, flag("Print one JSON object.")] = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """Cancel tasks: remove waiting ones, and stop running ones on whichever worker they run.
+    """Cancel tasks: remove waiting ones, and stop running ones.
 
     With --wait, exit code 1 if a run has not ended in time.
     """
@@ -256,7 +256,7 @@ def lanes(
     weight: Annotated[
         int | None, Parameter(show_default=False, help="Set the weight of --lane: 1 to 1000; 0: as the code declares.")
     ] = None,
-    cancel: Annotated[bool, flag("Cancel all jobs of --lane: waiting, running and scheduled.")] = False,
+    cancel: Annotated[bool, flag("Cancel all jobs of --lane.")] = False,
     limit: Annotated[int, Parameter(help="List at most N lanes, those with the most tasks.")] = 100,
     json: Annotated[bool, flag("Print one JSON object per lane.")] = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,

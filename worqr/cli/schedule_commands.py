@@ -238,7 +238,7 @@ def pause_schedule(name: ScheduleName, /, *, connect: ConnectOptions = FROM_ENVI
 
 @schedules.command(name="resume")
 def resume_schedule(name: ScheduleName, /, *, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
-    """Resume a schedule. Runs that were skipped are not made up for."""
+    """Resume a schedule. Skipped runs are not made up for."""
     _pause(name, connect, paused=False)
     print(f"Resumed schedule {escape(name)}")
 
@@ -252,10 +252,7 @@ def _pause(name: str, connect: ConnectOptions, *, paused: bool) -> None:
 
 @schedules.command(name="run")
 def run_schedule(name: ScheduleName, /, *, json: JsonLines = False, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
-    """Enqueue the task of a schedule now, even if the schedule is paused.
-
-    The schedule itself does not change. Exit code 1 if the previous run is still waiting or running.
-    """
+    """Enqueue the task of a schedule now, even if the schedule is paused. Exit code 1 if the previous run still waits or runs."""
 
     async def command(mesh: Mesh) -> Job[bytes]:
         job = await mesh.run_schedule(name)
@@ -283,10 +280,7 @@ def override_schedule(
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """Give a schedule other times than its code, until you reset it.
-
-    The override survives restarts and changes of the code.
-    """
+    """Give a schedule other times than its code, until you reset it."""
 
     async def command(mesh: Mesh) -> Schedule:
         await mesh.override_schedule(name, cron, timezone=timezone)

@@ -877,7 +877,7 @@ def top(
     view: Annotated[View, Parameter(help="The table to begin with.")] = View.QUEUES,
     every: Annotated[str, duration_option("Read the mesh this often.")] = "1s",
     read_only: Annotated[bool, flag("Refuse to change anything.")] = False,
-    once: Annotated[bool, flag("Print the table once. This is the default in a pipe.")] = False,
+    once: Annotated[bool, flag("Print the table once, as in a pipe.")] = False,
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> int:
