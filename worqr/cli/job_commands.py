@@ -278,8 +278,8 @@ def send(
 ) -> None:
     """Send a value to a workflow, which waits for it or will find it.
 
-    Prints woke (the workflow waited for it, and runs again) or stored. An awaited value must have the awaited type. Exit code 1 if
-    nothing was sent.
+    Prints woke (the workflow waited for it, and runs again) or stored. An awaited value must have the awaited type. Exit code 1
+    if nothing was sent.
     """
     target = _target(queue, id, name, value) if address is None else _target_at(address, queue, id, name, value)
 
