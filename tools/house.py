@@ -65,7 +65,7 @@ def measure(folder: str, pattern: str = "*.py") -> tuple[int, int]:
 
 def words_of(text: str) -> int:
     """Return the words of a page."""
-    return sum(re.search(r"\w", word) is not None for word in text.split())
+    return sum(re.search(r"\w", word) is not None and "```" not in word for word in text.split())
 
 
 def words(folder: str) -> tuple[int, int]:
