@@ -559,7 +559,8 @@ class NodeClient:
 
     def _judge(self, now: float) -> None:
         """Expire late requests, and close a connection on which nothing has arrived for too long."""
-        settle_soon(self._driver, self._ready.take_late(now), Unavailable(self.outage.text(now)))
+        if unready := self._ready.take_late(now):
+            settle_soon(self._driver, unready, Unavailable(self.outage.text(now)))
         self._expire(now)
         session = self.session
         if session is None or session.phase is Phase.IDLE:
