@@ -96,7 +96,7 @@ async def test_a_replica_is_waited_for(link_to: LinkTo, own_server: Server) -> N
     with own_server.client() as client:
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
         with pytest.raises(Unavailable, match="replica"):
-            await link_to(own_server.url, patience=1.5)
+            await link_to(own_server.url, patience=3)
         client.execute_command("REPLICAOF", "NO", "ONE")
 
 
