@@ -207,11 +207,6 @@ class ShardDirectory:
         alone = (name not in known or known[name] == 1) and (name not in declared or declared[name] == 1)
         return keys if alone else None
 
-    def known_shards(self, keys: QueueKeys) -> tuple[QueueKeys, ...]:
-        """Return the shards of a queue as this connection knows them, without a request."""
-        number = self._known.get(keys.queue, 1)
-        return (keys,) if number == 1 or keys.tag else shards_of(keys, number)
-
     async def shard_of_id(self, keys: QueueKeys, id: str) -> QueueKeys:
         """Return the shard of the job with this id."""
         return shard_of(await self.shards(keys), id)
