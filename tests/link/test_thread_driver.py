@@ -6,6 +6,7 @@ import gc
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -614,11 +615,10 @@ def test_an_interrupt_in_the_middle_of_a_change_leaves_no_thread_waiting(
     assert link.has_ended
 
 
-@pytest.mark.parametrize("entered", [False, True])
-def test_ctrl_c_as_the_lock_was_just_taken_leaves_it_to_other_threads(link: Link, entered: bool) -> None:
+def test_ctrl_c_as_the_lock_was_just_taken_leaves_it_to_other_threads(link: Link) -> None:
     """As Python delivers it between the return of ``acquire`` and the next line."""
     assert run_blocking(link.call(echo("before"))) == "before"
-    state: Any = link.driver._state  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    state = state_of(link)
     lock = state._lock
 
     class Interrupted:
@@ -631,10 +631,138 @@ def test_ctrl_c_as_the_lock_was_just_taken_leaves_it_to_other_threads(link: Link
 
     state._lock = Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        if entered:
-            with link.driver.entered:
-                pass
-        else:
-            run_blocking(link.call(echo("interrupted")))
+        run_blocking(link.call(echo("interrupted")))
     assert not state.is_owned()
     assert in_threads(1, lambda _: run_blocking(link.call(echo("after")))) == ["after"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_ctrl_c_at_any_call_of_a_function_leaves_the_lock_to_other_threads(
+    new_link: NewLink, server: Server, nested: bool
+) -> None:
+    """As Python delivers it: also where a function begins, before its first line."""
+
+    def deliver(link: Link) -> None:
+        link.post(echo("nested"), lambda _value, _error: None)
+
+    def call(link: Link) -> None:
+        if nested:
+            link.post(echo("posted"), lambda _value, _error: deliver(link))
+        run_blocking(link.call(echo("interrupted")))
+
+    at = 0
+    while True:
+        link = new_link(server.url)
+        run_blocking(link.call(echo("before")))
+        if not interrupted(at, lambda link=link: call(link)):
+            break
+        assert not state_of(link).is_owned(), at
+        with suppress(Unavailable):  # it was interrupted in the middle of a change
+            in_threads(1, lambda _, link=link: run_blocking(link.call(echo("after"))))
+        at += 1
+    assert at > 10
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_ctrl_c_at_any_call_of_a_function_of_the_thread_that_drives_leaves_no_other_one_waiting(
+    new_link: NewLink, proxy: FaultProxy, together: bool
+) -> None:
+    """`together`: its reply comes with those of the others."""
+
+    def drive(link: Link) -> None:
+        if together:
+            link.post(echo("first"), lambda _value, _error: None)
+        run_blocking(link.call(echo("a")))
+
+    def follow(link: Link, ended: list[object]) -> None:
+        try:
+            ended.append(run_blocking(link.call(echo("b"))))
+        except Unavailable as error:  # it was interrupted in the middle of a change
+            ended.append(error)
+
+    def release(link: Link, threads: list[threading.Thread], held: Any) -> None:
+        driver: Any = link.driver
+        wait_until(lambda: driver._driving is not None)
+        for each in threads:
+            each.start()
+        wait_until(lambda: len(driver._followers) == len(threads))
+        held.release()
+
+    at = 0
+    while True:
+        link = new_link(proxy.url)
+        run_blocking(link.call(echo("connected")))
+        ended = list[object]()
+        threads = [threading.Thread(target=follow, args=(link, ended)) for _ in range(2)]
+        held = proxy.hold_reply(on="data")
+        helper = threading.Thread(target=release, args=(link, threads, held))
+        helper.start()
+        if not interrupted(at, lambda link=link: drive(link), since="_handle"):
+            helper.join()
+            break
+        helper.join()
+        for each in threads:
+            each.join(PATIENCE)
+        assert len(ended) == 2, at
+        at += 1
+    assert at > 10
+
+
+def test_what_is_submitted_while_another_thread_has_the_lock_is_sent(link: Link) -> None:
+    run_blocking(link.call(echo("before")))
+    heard = list[str]()
+    with link.driver.entered:
+        thread = threading.Thread(target=lambda: heard.append(run_blocking(link.call(echo("a")))))
+        thread.start()
+        wait_until(lambda: state_of(link).submitted)
+    thread.join(PATIENCE)
+    assert heard == ["a"]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_ctrl_c_as_a_thread_sends_what_another_one_has_left_loses_nothing(link: Link, at: int) -> None:
+    run_blocking(link.call(echo("before")))
+    heard, state = list[str](), state_of(link)
+    with link.driver.entered:
+        state.takes = True  # as the thread that drives
+        thread = threading.Thread(target=lambda: heard.append(run_blocking(link.call(echo("a")))))
+        thread.start()
+        wait_until(lambda: state.submitted and link.driver._driving)  # type: ignore[attr-defined]
+        time.sleep(0.05)  # it waits for the socket
+        state.takes = False
+    assert interrupted(at, lambda: link.post(echo("b"), lambda _value, _error: None), since="_send_all")
+    thread.join(PATIENCE)
+    assert heard == ["a"]
+
+
+def state_of(link: Link) -> Any:
+    return link.driver._state  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def interrupted(at: int, call: Callable[[], object], since: str = "") -> bool:
+    """Raise KeyboardInterrupt in a call, where the `at`-th function of the driver or of the link begins, counted from the first
+    one that is named `since`. Return False if there are fewer.
+    """
+    left = at if not since else sys.maxsize
+
+    def trace(frame: Any, event: str, _: object) -> None:
+        nonlocal left
+        code = frame.f_code
+        if code.co_name == since and left > at:
+            left = at
+        # a coroutine that has not begun would only warn that it was not awaited
+        if event == "call" and "/worqr/link/" in code.co_filename and code.co_name not in {"run_blocking", "call"}:
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False

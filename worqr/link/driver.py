@@ -403,6 +403,9 @@ def wake_all(waiters: Iterable[Waiter]) -> None:
                 wake()
             except Exception as error:
                 emit(logger, "link.deliver", BUG, exc_info=error)
+            except BaseException:  # Ctrl-C, where `wake` began: who ends the link wakes it
+                waiter.wake = wake
+                raise
 
 
 def settle_soon(driver: Driver, waiters: Iterable[Waiter], error: WorqrError | None = None) -> None:

@@ -182,7 +182,7 @@ class ThreadDriver(Driver):
 
     def __init__(self) -> None:
         self._state = _Entered()
-        self.entered: AbstractContextManager[object] = self._state
+        self.entered: AbstractContextManager[object] = self._state.lock
         self._roles = threading.Lock()  # guards the choice of the driving thread; held for a moment
         self._reactor: Reactor | None = None
         self._timers = Timers(run_callback)
@@ -199,7 +199,11 @@ class ThreadDriver(Driver):
         return self._submit
 
     def _submit(self, requests: Any) -> None:
-        self._state.submit(self._send, requests)
+        try:
+            self._state.submit(self._send, requests)
+        except BaseException:
+            self.wake_driving()  # it sends what this thread was about to send for others
+            raise
 
     # Called by the link, under the lock
 
@@ -242,7 +246,7 @@ class ThreadDriver(Driver):
     def poison(self) -> None:
         self._waiting.clear()
         self._state = _Entered()  # the parent's threads may have held the old locks
-        self.entered = self._state
+        self.entered = self._state.lock
         self._roles = threading.Lock()
         self._driving = None
         self._free()
@@ -315,14 +319,22 @@ class ThreadDriver(Driver):
             request.abandon()
             raise
         finally:
-            if run is not None:
-                run.remove_wait(gate.nudge)
-            self._waiting.discard(request)
-            self._followers.pop(gate, None)
-            if self._driving is gate:  # an interrupt came as it began, or ceased, to drive
-                self._stop_driving(gate)
-            if self._followers and self._driving is None:
-                self._hand_on()
+            try:
+                self._leave(request, gate, run)
+            except BaseException:  # Ctrl-C: without its end, the threads that follow this one would wait for ever
+                self._leave(request, gate, run)
+                raise
+
+    def _leave(self, request: Waiter, gate: _Gate, run: CancellableRun | None) -> None:
+        """End a wait, and let another thread drive if this one did. It may be repeated."""
+        if run is not None:
+            run.remove_wait(gate.nudge)
+        self._waiting.discard(request)
+        self._followers.pop(gate, None)
+        if self._driving is gate:  # an interrupt came as it began, or ceased, to drive
+            self._stop_driving(gate)
+        if self._followers and self._driving is None:
+            self._hand_on()
 
     def _takes_over(self, gate: _Gate) -> bool:
         """Drive, if no other thread does; else wait until it is this thread's turn, or its reply has arrived."""
@@ -343,6 +355,8 @@ class ThreadDriver(Driver):
         """Wait for the sockets and timers of all threads, until this thread's reply has arrived, or its `run` is cancelled."""
         reactor = self._reactor
         assert reactor is not None, "it was made when this thread took over"
+        if self._state.submitted:  # Ctrl-C ended the call of the thread that would have sent them
+            self._state.send_submitted()
         while True:
             self._wakes_at = self._timers.next()
             gate.is_awake = False  # before it is checked: who opens the gate does so before this is read
@@ -352,15 +366,26 @@ class ThreadDriver(Driver):
             gate.is_awake = True
             if self._gathering:
                 self._let_join()
-            with self.entered:
-                for watch, mask in ready:
-                    watch.ready(mask)
-                self._timers.run()
+            self._handle(ready)
             if gate.is_open:
                 return
             check_limits()
             if run is not None:
                 run.check_wait()
+
+    def _handle(self, ready: list[tuple[ReactorWatch, int]]) -> None:
+        """Use what the sockets have, and run the timers that are due."""
+        state = self._state
+        with state.lock:
+            state.takes = True
+            try:
+                for watch, mask in ready:
+                    watch.ready(mask)
+                self._timers.run()
+            finally:
+                state.takes = False
+        if state.submitted:
+            state.send_submitted()
 
     def _let_join(self) -> None:
         """Let other threads submit their requests, so that they are sent together; repeat while more arrive."""
@@ -382,8 +407,8 @@ class ThreadDriver(Driver):
         with self._roles:
             if self._driving is None and self._followers:
                 first = next(iter(self._followers))
-                del self._followers[first]
                 first.promote()
+                self._followers.pop(first, None)
 
     def move_on_after(self, seconds: float, *, shield: bool = False) -> AbstractContextManager[TimeLimit]:
         return Limit(time.monotonic() + seconds)
@@ -457,66 +482,83 @@ class ReactorWatch(Watch):
 
 
 class _Entered:
-    """The lock of the link's state. If another thread holds it, a thread leaves its requests to that one.
+    """The lock of the link's state. If another thread holds it, a thread leaves its requests to that one, if that `takes` them.
+
+    Blocks enter the lock itself: Python could deliver Ctrl-C where a method of this class begins, and it would never be free.
 
     Attributes:
+        lock: the lock.
         is_owned: returns True if this thread has the lock.
+        submitted: the requests that were left.
+        takes: the thread that has the lock sends them when it has let go of it. Only that thread changes this.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self.is_owned: Callable[[], bool] = cast("Any", self._lock)._is_owned
-        self._submitted: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self.lock: AbstractContextManager[object] = threading.RLock()
+        self.is_owned: Callable[[], bool] = cast("Any", self.lock)._is_owned
+        self.submitted: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self.takes: bool = False
+        self._lock: Any = self.lock
 
     def submit(self, send: Callable[[Any], object], requests: Any) -> None:
         """Send the requests now, or leave them to the thread that has the lock."""
-        owned = self.is_owned()
+        if self.is_owned():
+            if self.submitted:
+                self.submitted.append((send, requests))
+                self._send_all()
+            else:
+                send(requests)
+            return
         try:
-            if self._submitted or not self._lock.acquire(blocking=False):
-                self._submitted.append((send, requests))
-                self._send_submitted()
+            if self.submitted or not self._lock.acquire(blocking=False):
+                self.submitted.append((send, requests))
+                self.send_submitted()
+                if self.submitted and not self.takes:
+                    with self.lock:
+                        self._send_all()
                 return
+            self.takes = True
             try:
                 send(requests)
             finally:
+                self.takes = False
                 self._lock.release()
         except BaseException:
-            self._let_go(owned)
+            self._let_go()
             raise
-        if self._submitted:
-            self._send_submitted()
+        if self.submitted:
+            self.send_submitted()
 
-    def __enter__(self) -> None:
-        owned = self.is_owned()
+    def send_submitted(self) -> None:
+        """Send what other threads have left, unless one of them has the lock now."""
         try:
-            self._lock.acquire()
-        except BaseException:
-            self._let_go(owned)
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-        if self._submitted:
-            self._send_submitted()
-
-    def _let_go(self, owned: bool) -> None:
-        """Release the lock if Ctrl-C came when this thread had just taken it. `owned`: it had it before."""
-        if not owned and self.is_owned():
-            self._lock.release()
-
-    def _send_submitted(self) -> None:
-        submitted, owned = self._submitted, self.is_owned()
-        try:
-            while submitted and self._lock.acquire(blocking=False):
+            while self.submitted and self._lock.acquire(blocking=False):
+                self.takes = True
                 try:
-                    while submitted:
-                        send, requests = submitted.popleft()
-                        send(requests)
+                    self._send_all()
                 finally:
+                    self.takes = False
                     self._lock.release()
         except BaseException:
-            self._let_go(owned)
+            self._let_go()
             raise
+
+    def _send_all(self) -> None:
+        while self.submitted:
+            send, requests = left = self.submitted.popleft()
+            try:
+                send(requests)
+            except Exception:
+                raise
+            except BaseException:  # Ctrl-C, where `send` began, or else the link has ended, and says so again
+                self.submitted.appendleft(left)
+                raise
+
+    def _let_go(self) -> None:
+        """Release the lock if Ctrl-C came when this thread had just taken it."""
+        if self.is_owned():
+            self.takes = False
+            self._lock.release()
 
 
 class _Gate:
