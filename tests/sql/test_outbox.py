@@ -22,7 +22,7 @@ import pytest
 import worqr
 from tests.support.children import ROOT
 from tests.support.clusters import cluster_of
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, wait_until
 from tests.support.servers import Server
 from worqr import ops
 from worqr.client.inspection import OutboxFacts, outboxes_of, read_outbox_facts
@@ -999,6 +999,42 @@ def test_an_error_of_a_driver_that_is_no_exception_ends_no_sender(
         fails.clear()
     assert (waiting(mesh), len(rows(file))) == (1, 1)
     assert "no settings" in caplog.text
+    connection.close()
+
+
+def test_a_driver_that_panics_also_as_its_connection_is_closed_ends_no_sender(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, tmp_path: Path
+) -> None:
+    class Panic(BaseException):
+        pass
+
+    class Broken(sqlite3.Connection):
+        used = 0
+
+        def cursor(self, *given: Any) -> Any:
+            self.used += 1
+            if fails and self.used > 1:  # the first one asks for the version
+                raise Panic
+            return super().cursor(*given)
+
+        def close(self) -> None:
+            super().close()
+            if fails:
+                fails.clear()
+                raise Panic
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "app.db", timeout=PATIENCE, factory=Broken)
+
+    fails = [True]
+    new_outbox(file)
+    outbox, connection = Outbox(mesh, connect, sweep=False), file()
+    for n in range(2):
+        with outbox.transaction(connection):
+            outbox.enqueue(connection, confirm.call(n))
+        wait_until(lambda: not fails)
+    wait_until(lambda: waiting(mesh) == 1)
+    outbox.close(PATIENCE)
     connection.close()
 
 
