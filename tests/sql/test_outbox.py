@@ -26,7 +26,7 @@ from tests.support.patience import PATIENCE, wait_until
 from tests.support.servers import Server
 from worqr import ops
 from worqr.client.inspection import OutboxFacts, outboxes_of, read_outbox_facts
-from worqr.errors import UsageError
+from worqr.errors import Unavailable, UsageError
 from worqr.inside import client_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import boottime
@@ -796,14 +796,24 @@ def test_outboxes_of_one_table_with_other_queues_do_not_wait_for_each_other(
     assert (told.id, told.table) == (own, "worqr_outbox")
 
 
+@pytest.mark.parametrize("away", [False, True])
 def test_a_table_that_was_emptied_is_listed_under_its_new_id_alone(
-    mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect
+    mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect, monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
+    """`away`: the server, when a sweep notices it."""
     outbox = new_outbox(file)
+
+    async def ask(_: object) -> None:
+        raise Unavailable("away")
 
     def emptied(passes: Passes) -> None:
         passes.sweep()
         empty(file)
+        with monkeypatch.context() as patch:
+            patch.setattr(client_of(mesh), "ask", ask)
+            if away:
+                with pytest.raises(Unavailable):
+                    passes.sweep()
         passes.sweep()
 
     outbox.sender.once(emptied)
@@ -1011,11 +1021,11 @@ def test_a_driver_that_panics_also_as_its_connection_is_closed_ends_no_sender(
     class Broken(sqlite3.Connection):
         used = 0
 
-        def cursor(self, *given: Any) -> Any:
+        def cursor(self, *given: Any, **named: Any) -> Any:
             self.used += 1
             if fails and self.used > 1:  # the first one asks for the version
                 raise Panic
-            return super().cursor(*given)
+            return super().cursor(*given, **named)
 
         def close(self) -> None:
             super().close()

@@ -522,10 +522,11 @@ class Passes:
         while not (found := self._database.query(self._sql.identity())):  # the table is new, or was emptied
             self._database.query(self._sql.identify(os.urandom(16).hex()))
         [(own, now)] = found
-        former, self._id = self._id, own + self._lease_of
-        if former not in ("", self._id) and self._facts is not None:  # which stay: the rows may come back from a backup
+        new = own + self._lease_of
+        if self._id not in ("", new) and self._facts is not None:  # which stay: the rows may come back from a backup
             gone = msgspec.json.encode(replace(self._facts, gone=True)).decode()
-            sync(self._client.ask, ops.lease_outbox(self._keys, former, self._holder, 0, gone))
+            sync(self._client.ask, ops.lease_outbox(self._keys, self._id, self._holder, 0, gone))
+        self._id = new
         facts = "" if self._facts is None else msgspec.json.encode(self._facts).decode()
         ms = min(60_000, LEASE_MS + int(2000 * self._interval))
         reply = sync(self._client.ask, ops.lease_outbox(self._keys, self._id, self._holder, ms, facts))
