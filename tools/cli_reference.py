@@ -13,6 +13,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from enum import Enum
+from functools import cache
 from typing import Any, Final
 
 from cyclopts import App
@@ -82,12 +83,18 @@ def written(page: str) -> str:
     return page
 
 
+@cache
 def parts() -> dict[str, list[str]]:
     """Return the lines of each generated part, by the line before it."""
     app = make_app()
-    return {"## Connection options": list(_connection(app))} | {
-        f"### worqr {name}": list(_section(app, name)) for name in COMMANDS
-    }
+    found = {"## Connection options": list(_connection(app))}
+    first: dict[str, str] = {}  # the command that has a block, without its name, before all others
+    for name in COMMANDS:
+        (path, command), *inner = commands(app, name)
+        block = list(_block(path, command, inner))
+        twin = first.setdefault("\n".join(block).replace(path, "worqr"), name) if inner else name
+        found[f"### worqr {name}"] = list(_section(app, name, None if twin == name else twin, block))
+    return found
 
 
 def commands(app: App, name: str) -> Iterator[tuple[str, App]]:
@@ -117,26 +124,15 @@ def _connection(app: App) -> Iterator[str]:
     yield from ("", "```text", *_lines(lines, max(len(label) for label, _ in lines) + 2), "```")
 
 
-def _section(app: App, name: str) -> Iterator[str]:
+def _section(app: App, name: str, twin: str | None, block: list[str]) -> Iterator[str]:
     """One command with its subcommands, their options, and examples."""
-    (path, command), *inner = commands(app, name)
-    yield from _description(command)
-    if twin := _twin(app, name):
+    yield from _description(app[name])
+    if twin is not None:
         yield from ("", f"It has the subcommands and options of [`worqr {twin}`](#worqr-{twin}).")
     else:
-        yield from ("", "```text", *_block(path, command, inner), "```")
+        yield from ("", "```text", *block, "```")
     if name in EXAMPLES:
         yield from ("", "```bash", *EXAMPLES[name], "```")
-
-
-def _twin(app: App, name: str) -> str | None:
-    """Another command that comes before and differs in its own text and examples only, as ``undecodable`` and ``failed``."""
-
-    def block(other: str) -> str:
-        (path, command), *inner = commands(app, other)
-        return "\n".join(_block(path, command, inner) if inner else ()).replace(path, "worqr")
-
-    return next((each for each in COMMANDS[: COMMANDS.index(name)] if block(each) and block(each) == block(name)), None)
 
 
 def _block(path: str, command: App, inner: list[tuple[str, App]]) -> Iterator[str]:

@@ -128,8 +128,7 @@ def commands_of(page: Path) -> Iterator[list[str]]:
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=name_of_page)
 def test_the_commands_of_a_page_can_be_typed(page: Path) -> None:
     """Also those that no test runs."""
-    app = make_app()
     for typed in commands_of(page):
         typed = [STDIN if word == "-" else word for word in typed]
         if not {"--help", "--version"} & set(typed):
-            app.parse_args(typed, print_error=False, exit_on_error=False)
+            APP.parse_args(typed, print_error=False, exit_on_error=False)
