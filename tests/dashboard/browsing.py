@@ -22,6 +22,10 @@ from tests.support.servers import Server, free_port
 from worqr.dashboard import Dashboard, admin
 
 
+PAGES: set[str] = set()
+"""The paths that have answered with a page."""
+
+
 @dataclass(frozen=True)
 class Served:
     """A scene, and the address of its dashboard."""
@@ -30,16 +34,23 @@ class Served:
     url: str
 
     def pages(self) -> list[str]:
-        """The addresses of the scene that are pages. Downloads, JSON and figures for other programs have no markup."""
+        """The addresses of the scene that are pages. Downloads, JSON and figures for other programs have no markup.
+
+        Pages are asked for in the first scene of a process alone: the caller opens them.
+        """
         found: list[str] = []
         with httpx.Client(base_url=self.url, timeout=PATIENCE) as client:
             for address in self.scene.addresses():
-                answer = client.get(address)
-                assert answer.status_code == 200, why_not(address, answer.status_code)
-                if answer.headers["content-type"].startswith("text/html"):
+                path = address.partition("?")[0]
+                if path not in PAGES:
+                    answer = client.get(address)
+                    assert answer.status_code == 200, why_not(address, answer.status_code)
+                    if answer.headers["content-type"].startswith("text/html"):
+                        PAGES.add(path)
+                    else:
+                        assert answer.headers["x-content-type-options"] == "nosniff"
+                if path in PAGES:
                     found.append(address)
-                else:
-                    assert answer.headers["x-content-type-options"] == "nosniff"
         return found
 
 
@@ -91,9 +102,12 @@ class Watched:
     page: Any
     trouble: list[str]
 
-    def open(self, url: str) -> None:
-        self.page.goto(url, wait_until="domcontentloaded")
-        self.trouble += [f"{url}: {each}" for each in self.page.evaluate("window.refusedByPolicy || []")]
+    def open(self, url: str, look: str = "null") -> tuple[int, Any]:
+        """Open an address, and return the status of the answer, and what the expression `look` is on the page."""
+        answer = self.page.goto(url, wait_until="domcontentloaded")
+        refused, found = self.page.evaluate(f"[window.refusedByPolicy || [], {look}]")
+        self.trouble += [f"{url}: {each}" for each in refused]
+        return answer.status, found
 
 
 WATCH = """
