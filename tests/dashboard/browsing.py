@@ -21,7 +21,6 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
 from worqr.dashboard import Dashboard, admin
 
-
 PAGES: set[str] = set()
 """The paths that have answered with a page."""
 

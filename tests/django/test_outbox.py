@@ -8,8 +8,8 @@ import pytest
 
 from tests.django.conftest import TASKS as TASKS_MODULE
 from tests.django.conftest import Project
-from tests.sql.conftest import no_postgres
-from tests.support.postgres import program, running_postgres
+from tests.sql.conftest import cluster  # noqa: F401 - a fixture
+from tests.support.postgres import Postgres
 
 pytestmark = pytest.mark.one_server
 
@@ -53,6 +53,12 @@ def rows(alias="default"):
         return [each for each, in cursor.fetchall()]
 """
 
+MIGRATE = """
+from django.core.management import call_command
+for alias in ("default", "other"):
+    call_command("migrate", run_syncdb=True, verbosity=0, database=alias)
+"""
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def project(request: pytest.FixtureRequest, project: Project) -> Iterator[Project]:
@@ -63,11 +69,9 @@ def project(request: pytest.FixtureRequest, project: Project) -> Iterator[Projec
     if request.param == "sqlite":
         yield project
         return
-    initdb, pg_ctl = program("initdb"), program("pg_ctl")
-    if initdb is None or pg_ctl is None:
-        pytest.skip(no_postgres())
-    with running_postgres(initdb, pg_ctl) as cluster, cluster.database() as name, cluster.database() as other:
-        common = {"ENGINE": "django.db.backends.postgresql", "HOST": str(cluster.folder), "PORT": str(cluster.port)}
+    postgres: Postgres = request.getfixturevalue("cluster")
+    with postgres.database() as name, postgres.database() as other:
+        common = {"ENGINE": "django.db.backends.postgresql", "HOST": str(postgres.folder), "PORT": str(postgres.port)}
         databases = {"default": {**common, "NAME": name, "USER": "postgres"}}
         databases["other"] = {**common, "NAME": other, "USER": "postgres"}
         settings.write_text(settings.read_text() + f"\nDATABASES = {databases!r}\n")
@@ -77,8 +81,7 @@ def project(request: pytest.FixtureRequest, project: Project) -> Iterator[Projec
 @pytest.fixture
 def migrated(project: Project) -> Project:
     """Its databases have all tables."""
-    for alias in ("default", "other"):
-        project.manage("migrate", "--run-syncdb", "--verbosity", "0", "--database", alias)
+    project.run(MIGRATE)
     return project
 
 
@@ -98,8 +101,7 @@ def test_migrations_make_the_tables_and_drop_none_in_which_calls_wait(project: P
     assert "(worqr.E004) The outbox of TASKS['default'] cannot be used in the database 'default'" in said
     assert "python manage.py migrate worqr --database default" in said
     project.run(BEFORE, "outbox.create_tables()")  # as by hand, before there were migrations
-    for alias in ("default", "other"):
-        project.manage("migrate", "--run-syncdb", "--verbosity", "0", "--database", alias)
+    project.run(MIGRATE)
     assert "No changes detected" in project.manage("makemigrations", "worqr", "--check", "--dry-run")
     assert "worqr" not in project.manage("check", "--deploy")
     project.run(
