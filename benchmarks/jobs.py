@@ -66,7 +66,7 @@ class JobDrains(Drains):
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     """Drains of jobs in turn with a drain of raw tasks."""
-    drains = JobDrains(server, plan.size(20_000, 1_000))
+    drains = JobDrains(server, plan.size(20_000, 100))
     kinds = {
         "jobs, nothing kept of them": partial(drains.jobs, {}),
         "... the result of each kept for a minute": partial(drains.jobs, {}, result_ttl=60),

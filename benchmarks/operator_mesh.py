@@ -44,9 +44,9 @@ class Size:
         """The sizes of the plan; a hundredth for a smoke run."""
         return cls(
             queues=plan.size(1000, 10),
-            waiting=plan.size(1_000_000, 10_000),
-            scheduled=plan.size(1_000_000, 10_000),
-            failed=plan.size(100_000, 1_000),
+            waiting=plan.size(1_000_000, 1_000),
+            scheduled=plan.size(1_000_000, 1_000),
+            failed=plan.size(100_000, 100),
             workers=plan.size(1000, 10),
         )
 

@@ -85,7 +85,7 @@ class Rooms:
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     """All of it on one server; producers and worker are in this process, each with connections of its own."""
-    rooms = Rooms(server, plan.size(40_000, 4_000))
+    rooms = Rooms(server, plan.size(40_000, 2_000))
     one, many, most, one_free, many_free, most_free = await in_turn(
         plan.runs,
         partial(rooms.rate, bound=BOUND),

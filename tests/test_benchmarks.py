@@ -24,7 +24,7 @@ TABLES = {
     "operator": 6,
 }
 """How many tables a subject prints, if it is not one."""
-AT_ONCE = 3
+AT_ONCE = 4
 """Subjects that one process measures: a process takes a second to start, and a long test keeps the whole run waiting."""
 PARTS = [SUBJECTS[n : n + AT_ONCE] for n in range(0, len(SUBJECTS), AT_ONCE)]
 

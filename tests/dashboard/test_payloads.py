@@ -346,10 +346,10 @@ def test_binary_is_shown_up_to_a_secret() -> None:
 )
 @pytest.mark.parametrize("start", ["", "password="])
 def test_a_text_takes_time_in_proportion_to_its_length(part: str, start: str) -> None:
-    text = start + part * (1_000_000 // len(part))
+    text = start + part * (300_000 // len(part))
     began = time.process_time()
     REDACTOR.text(text)
-    assert time.process_time() - began < 20  # a quadratic reader would take hours
+    assert time.process_time() - began < 6  # a quadratic reader would take minutes
 
 
 def test_modes() -> None:
