@@ -940,7 +940,6 @@ class QueueConsumer:
         self.options: QueueOptions = options or QueueOptions()
         self.scheduler: Scheduler = services.scheduler
         self.values: StoredValues | None = services.values
-        self.hides_arguments: bool = services.values is not None
         self._throttle = ErrorThrottle(logger)
         self._settles = services.settler.settles
         self._services = services
@@ -968,6 +967,11 @@ class QueueConsumer:
     def as_stored(self, error: RemoteError) -> RemoteError:
         """Return an error as the mesh stores it."""
         return redacted(error) if self._services.redacts else error
+
+    @property
+    def hides_arguments(self) -> bool:
+        """The mesh encodes what it stores, so arguments are not logged."""
+        return self.values is not None
 
     @property
     def id_suffix(self) -> str:
