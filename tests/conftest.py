@@ -17,7 +17,7 @@ import redis
 from hypothesis import HealthCheck, settings
 
 from tests.ops.driver import Desk
-from tests.support import sampling
+from tests.support import forking, sampling
 from tests.support.children import Child
 from tests.support.importing import import_all
 from tests.support.leaks import assert_no_leaks, delete_all, leaks
@@ -97,6 +97,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    forking.close()
     output = getattr(session.config, "workeroutput", None)
     if output is not None:  # this process runs tests for another one, which prints the summary
         output["left_out"] = session.config.stash[SAMPLE].left_out
@@ -250,11 +251,11 @@ def proxy(server: Server, proxy_to: Callable[[Server], FaultProxy]) -> FaultProx
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., Child]]:
-    """`spawn(Path or code, *args, env=None)`: a Python program in a process of its own, killed when the test ends."""
+    """`spawn(Path or code, *args, env=None, fresh=False)`: a `Child`, killed when the test ends."""
     children: list[Child] = []
 
-    def start(program: Path | str, *args: str, env: dict[str, str] | None = None) -> Child:
-        children.append(Child(program, *args, env=env))
+    def start(program: Path | str, *args: str, env: dict[str, str] | None = None, fresh: bool = False) -> Child:
+        children.append(Child(program, *args, env=env, fresh=fresh))
         return children[-1]
 
     yield start

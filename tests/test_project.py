@@ -174,7 +174,7 @@ def test_the_addresses_of_the_project_are_those_of_its_site() -> None:
 
 async def test_the_quick_look_does_what_it_says(spawn: Callable[..., Child]) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    child = spawn(snippet)
+    child = spawn(snippet, fresh=True)
     assert await child.line() == "hello, Ada"
     child.signal(signal.SIGINT)
     assert await child.ended() == 0

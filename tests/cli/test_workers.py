@@ -42,8 +42,10 @@ Run = Callable[..., Awaitable[Child]]
 def start(spawn: Callable[..., Child], server: Server, prefix: str) -> Start:
     """`start("--workers", "2")`: ``worqr run tests.cli.app:mesh`` on the tests' server."""
 
-    def begin(*options: str, code: str = HEARS_HANGUPS, target: str = "tests.cli.app:mesh", **env: str) -> Child:
-        return spawn(code, target, "--prefix", prefix, *options, env={"WORQR_URL": server.url, **env})
+    def begin(
+        *options: str, code: str = HEARS_HANGUPS, target: str = "tests.cli.app:mesh", fresh: bool = False, **env: str
+    ) -> Child:
+        return spawn(code, target, "--prefix", prefix, *options, env={"WORQR_URL": server.url, **env}, fresh=fresh)
 
     return begin
 
@@ -52,7 +54,7 @@ def start(spawn: Callable[..., Child], server: Server, prefix: str) -> Start:
 def run(start: Start) -> Run:
     """The same, once all workers serve."""
 
-    async def begin(*options: str, **more: str) -> Child:
+    async def begin(*options: str, **more: Any) -> Child:
         parent = start(*options, **more)
         await until(lambda: "workers.start: " in parent.errors or parent.process.poll() is not None, LONG, "it serves")
         assert parent.process.poll() is None, parent.errors
@@ -339,7 +341,7 @@ async def test_under_a_watchdog_a_worker_that_does_not_reply_is_killed_and_the_o
 
 
 async def test_the_parent_is_small_and_does_not_import_the_application(run: Run) -> None:
-    parent = await run("--workers", "1")
+    parent = await run("--workers", "1", fresh=True)
     [worker] = children_of(parent.pid)
     assert "hiredis" in of_proc(worker, "maps")
     assert "hiredis" not in of_proc(parent.pid, "maps")

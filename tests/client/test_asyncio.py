@@ -983,7 +983,8 @@ def test_it_needs_no_asyncio_before_asyncio_is_used(spawn: Callable[..., Child])
             mesh.connect().__aenter__().send(None)
         except worqr.UsageError:
             print("asyncio" in sys.modules)
-        """
+        """,
+        fresh=True,
     )
 
     async def line() -> str:

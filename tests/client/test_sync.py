@@ -730,7 +730,8 @@ async def test_they_are_marked_in_a_program_that_imports_asyncio_later(spawn: Sp
         def f() -> None: ...
         is_one = asyncio.iscoroutinefunction if sys.version_info < (3, 12) else inspect.iscoroutinefunction
         print(is_one(f.enqueue), is_one(mesh.queue("q").enqueue), is_one(mesh.dispatch_many))
-        """
+        """,
+        fresh=True,
     )
     assert (await child.line(), await child.line()) == ("False", "True True True")
 
@@ -862,7 +863,7 @@ async def test_a_fork_during_the_first_call_leaves_no_child_with_half_of_a_modul
     server: Server, prefix: str, spawn: Spawn
 ) -> None:
     """The first call imports redis-py, in another thread than the one that forks."""
-    child = spawn(FORK_MEANWHILE, server.url, prefix, env=QUIET)
+    child = spawn(FORK_MEANWHILE, server.url, prefix, env=QUIET, fresh=True)
     assert await child.line(2 * PATIENCE) == "{0}", child.errors
     assert await child.ended() == 0
     assert child.errors == ""

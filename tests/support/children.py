@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import textwrap
 import threading
@@ -17,9 +16,9 @@ from typing import IO
 
 import trio
 
+from tests.support import forking
+from tests.support.forking import ROOT as ROOT
 from tests.support.patience import PATIENCE
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def is_running(pid: int) -> bool:
@@ -35,21 +34,15 @@ class Child:
     """A Python program: a file (`Path`) or code (`str`), with `args`.
 
     Its standard output is read here, line by line; what it wrote to its standard error is in every failure's message.
-    The methods that wait are async, and fail after `within` seconds.
+    The methods that wait are async, and fail after `within` seconds. With `fresh`, it begins as a new interpreter, for a test of
+    imports, of what a program reads when it begins, or of what other programs see of it.
     """
 
-    def __init__(self, program: Path | str, *args: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, program: Path | str, *args: str, env: dict[str, str] | None = None, fresh: bool = False) -> None:
         source = [os.fspath(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", *source, *args],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.fspath(ROOT), **(env or {})},
-            start_new_session=True,  # so that close() reaches what it has started itself
-        )
+        environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), **(env or {})}
+        self.process = forking.start([*source, *args], ROOT, environment, self._errors, fresh=fresh)
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name=f"child-{self.pid}", daemon=True)
         self._reader.start()
@@ -115,8 +108,9 @@ class Child:
             raise AssertionError(f"the child runs still after {within:g} s; its errors:\n{self.errors}") from None
 
     def close(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if self.process.poll() is None or not is_running(self.pid):  # else the id is that of another process by now
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # and what it has started
         self.process.wait()
         self._reader.join()
         assert self.process.stdin is not None
