@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import redis
@@ -16,9 +22,10 @@ import trio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support.children import ROOT, Child
+from tests.support import forking
+from tests.support.children import ROOT, Child, is_running
 from tests.support.leaks import assert_no_leaks, dump
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 from tests.support.proxy import FaultProxy
 from tests.support.resp import frame_end, is_push, words
 from tests.support.sampling import SHARES, SLOW, TESTS, Sample, share_of
@@ -421,6 +428,185 @@ async def test_a_child_is_read_written_and_ended(spawn: Spawn) -> None:
     child.send("end")
     assert await child.line_with("end") == "got end"
     assert await child.ended() == 3
+
+
+LOOK = """
+import json, os, signal, sys, threading
+
+main = sorted(vars())
+import random
+import trio, worqr.child_processes
+
+found = {
+    "main": [main, __name__, repr(__spec__), repr(__loader__).partition(" object")[0], globals().get("__file__")],
+    "argv": [sys.argv, sys.orig_argv, sys.path],
+    "environ": dict(os.environ),
+    "folder": os.getcwd(),
+    "flags": [repr(sys.flags), sys.warnoptions, repr(sys._xoptions)],
+    "group": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(), os.umask(0o22)],
+    "handlers": [repr(signal.getsignal(each)) for each in sorted(signal.valid_signals())],
+    "mask": [*signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+    "threads": [each.name for each in threading.enumerate()] + os.listdir("/proc/self/task")[1:],
+    "descriptors": os.listdir("/proc/self/fd"),
+    "forks": worqr.child_processes.forks,
+    "streams": [
+        (each.name, each.encoding, each.errors, each.line_buffering, each.write_through, each.seekable(), repr(each.buffer))
+        for each in (sys.stdin, sys.stdout, sys.stderr)
+    ],
+    "tests": sorted(name for name in sys.modules if name.startswith("tests")),
+    "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__],
+}
+print(json.dumps(found))
+print(json.dumps([random.random(), trio._core._run._r.random()]))
+"""
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="programs are forked only there")
+
+
+def is_forked(child: Child) -> bool:
+    return isinstance(child.process, forking.Forked)
+
+
+@on_linux
+@pytest.mark.parametrize("kind", ["code", "file"])
+async def test_a_forked_program_finds_what_a_new_interpreter_finds(spawn: Spawn, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(LOOK)
+    children = [spawn(file if kind == "file" else LOOK, "a", "-b", env={"A": "\u00e4"}, fresh=n == 0) for n in range(3)]
+    assert [is_forked(child) for child in children] == [False, True, True]
+    new, *forked = [json.loads(await child.line()) for child in children]
+    assert forked == [new, new]
+    assert (new["argv"][0][1:], new["environ"]["A"], new["folder"]) == (["a", "-b"], "\u00e4", os.fspath(ROOT))
+    chance = [number for child in children for number in json.loads(await child.line())]
+    assert len(set(chance)) == len(chance)
+
+
+AT_THE_END = """
+import atexit, threading, time, sys
+
+class Last:
+    def __del__(self):
+        print("finalized")
+
+def lasting():
+    threading.main_thread().join()
+    print("thread", Last.__name__, sys.modules["__main__"].Last is Last)
+
+last = Last()
+last.itself = last
+atexit.register(print, "exit")
+threading.Thread(target=lasting).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "out", "error"),
+    [
+        ("import sys; sys.exit(3)", 3, [], ""),
+        ("raise SystemExit", 0, [], ""),
+        ("import sys; sys.exit('no')", 1, [], "no"),
+        ("def f():\n    1 / 0\nf()", 1, [], "ZeroDivisionError: division by zero"),
+        ("1 +", 1, [], "SyntaxError: invalid syntax"),
+        ("raise BaseExceptionGroup('of', [KeyboardInterrupt()])", 1, [], "+------------------------------------"),
+        ("import os; os.kill(os.getpid(), 2)", -signal.SIGINT, [], "KeyboardInterrupt"),
+        ("import os; os.kill(os.getpid(), 15)", -signal.SIGTERM, [], ""),
+        ("import atexit, os; atexit.register(print, 'exit'); os._exit(5)", 5, [], ""),
+        (
+            "import sys; sys.excepthook = lambda *a: print(a[0].__name__, a[2].tb_next); 1 / 0",
+            1,
+            ["ZeroDivisionError None"],
+            "",
+        ),
+        (AT_THE_END, 0, ["thread Last True", "exit", "finalized"], ""),
+    ],
+)
+@pytest.mark.parametrize("fresh", [False, True])
+async def test_a_program_ends_as_an_interpreter_ends(
+    spawn: Spawn, program: str, code: int, out: list[str], error: str, fresh: bool
+) -> None:
+    child = spawn(program, fresh=fresh)
+    assert await child.ended() == code
+    assert [await child.line() for _ in out] == out
+    assert child.errors.rstrip().rpartition("\n")[2].strip() == error
+    if code == 1 and "Traceback" in child.errors and "Group" not in child.errors:
+        assert "forking" not in child.errors
+
+
+@on_linux
+async def test_a_forked_program_is_waited_for_stopped_and_killed(spawn: Spawn) -> None:
+    child = spawn("import sys; print('ready'); print(sys.stdin.readline())")
+    assert is_forked(child)
+    assert await child.line() == "ready"
+    assert (child.process.poll(), child.process.returncode) == (None, None)
+    child.pause()
+    await until(lambda: state_of(child.pid) == "T")
+    child.send("heard")
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.process.wait(0.05)
+    child.resume()
+    assert await child.line() == "heard"
+    assert await child.ended() == await child.ended() == child.process.returncode == 0
+    assert not is_running(child.pid)
+    child.process.send_signal(signal.SIGKILL)  # to nobody
+    other = spawn("import time; time.sleep(1000)")
+    other.process.terminate()
+    assert await other.ended() == -signal.SIGTERM
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+async def test_what_a_program_leaves_behind_goes_to_init(spawn: Spawn, fresh: bool) -> None:
+    child = spawn(
+        """
+        import os, time
+        parent = os.getpid()
+        if not os.fork():
+            while os.getppid() == parent:
+                time.sleep(0.01)
+            print(os.getpid(), open(f"/proc/{os.getppid()}/stat").read().split()[3])
+            time.sleep(1000)
+        """,
+        fresh=fresh,
+    )
+    assert await child.ended() == 0
+    left, above = map(int, (await child.line()).split())
+    assert above in {0, 1}  # its parent is the first process, or one that systemd has put in its place
+    assert is_running(left)
+    child.close()
+    await until(lambda: not is_running(left) or state_of(left) == "Z")
+
+
+@pytest.mark.parametrize("name", ["PYTHONDEVMODE", "PYTHONPATH", "TZ", "LC_ALL", "LD_BIND_NOW", "MALLOC_ARENA_MAX"])
+async def test_a_program_begins_anew_for_an_environment_that_a_fork_could_not_obey(spawn: Spawn, name: str) -> None:
+    child = spawn("import os, sys; print(os.environ[sys.argv[1]])", name, env={name: "1"})
+    assert isinstance(child.process, subprocess.Popen)
+    assert await child.line() == "1"
+
+
+@on_linux
+def test_what_forks_ends_with_the_tests_and_reaps_what_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "_servers", [])
+    env = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
+    with tempfile.TemporaryFile() as errors, ExitStack() as stack:
+        waits, ends = (forking.start(["-c", code], ROOT, env, errors) for code in ("import sys; sys.stdin.read()", ""))
+        for program in (waits, ends):
+            assert program.stdin is not None
+            assert program.stdout is not None
+            stack.callback(program.stdin.close)
+            stack.callback(program.stdout.close)
+        assert ends.wait(PATIENCE) == 0
+        parent = int(Path(f"/proc/{waits.pid}/stat").read_text().rpartition(")")[2].split()[1])
+        assert os.getsid(parent) == parent != os.getsid(0)
+        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True, check=True)
+        assert found.stdout.split() == [str(waits.pid)]
+        forking.close()
+        assert not is_running(parent)
+        assert is_running(waits.pid)
+        os.kill(waits.pid, signal.SIGKILL)
+        with pytest.raises(AssertionError, match="nothing forks any more"):
+            waits.wait()
 
 
 async def test_a_child_that_ends_early_is_told_with_its_errors(spawn: Spawn) -> None:

@@ -11,7 +11,6 @@ another command, the program is no child of the test, and the end finalizes no o
 
 from __future__ import annotations
 
-import builtins
 import gc
 import importlib
 import importlib.machinery
@@ -109,7 +108,8 @@ class Server:
         socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
 
     def checked(self, report: bytes) -> bytes:
-        assert report, f"nothing forks any more:\n{os.pread(self._errors.fileno(), 1 << 20, 0).decode()}"
+        errors = b"" if report or self._errors.closed else os.pread(self._errors.fileno(), 1 << 20, 0)
+        assert report, f"nothing forks any more:\n{errors.decode()}"
         return report
 
     def close(self) -> None:
@@ -236,8 +236,9 @@ def _run(argv: list[str], cwd: str, env: dict[str, str]) -> None:
     os.chdir(cwd)
     _forget()
     sys.orig_argv[1:] = ["-u", *argv]
+    space = {name: value for name, value in vars(sys.modules["__main__"]).items() if name.startswith("__")}
     main = sys.modules["__main__"] = types.ModuleType("__main__")  # not frozen, so that its objects are finalized
-    main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=importlib.machinery.BuiltinImporter)
+    main.__dict__.update(space)
     if argv[0] == "-c":
         sys.argv[:] = ["-c", *argv[2:]]
         code = compile(argv[1], "<string>", "exec", dont_inherit=True)
