@@ -471,7 +471,13 @@ def is_forked(child: Child) -> bool:
 async def test_a_forked_program_finds_what_a_new_interpreter_finds(spawn: Spawn, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "program.py"
     file.write_text(LOOK)
-    children = [spawn(file if kind == "file" else LOOK, "a", "-b", env={"A": "\u00e4"}, fresh=n == 0) for n in range(3)]
+    before = os.umask(0o027)  # a command that was tested may have set it
+    try:
+        children = [
+            spawn(file if kind == "file" else LOOK, "a", "-b", env={"A": "\u00e4"}, fresh=n == 0) for n in range(3)
+        ]
+    finally:
+        os.umask(before)
     assert [is_forked(child) for child in children] == [False, True, True]
     new, *forked = [json.loads(await child.line()) for child in children]
     assert forked == [new, new]

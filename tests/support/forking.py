@@ -16,6 +16,7 @@ import importlib
 import importlib.machinery
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -50,7 +51,8 @@ class Forked:
         self.stdout: IO[bytes] = os.fdopen(ours, "rb")
         self._reports, reports = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         weakref.finalize(self, self._reports.close)
-        server.send({"argv": argv, "cwd": os.fspath(cwd), "env": env}, theirs, out, stderr.fileno(), reports.fileno())
+        request = {"argv": argv, "cwd": os.fspath(cwd), "env": env, "umask": umask()}
+        server.send(request, theirs, out, stderr.fileno(), reports.fileno())
         os.close(theirs)
         os.close(out)
         reports.close()
@@ -150,6 +152,12 @@ def start(
     )
 
 
+def umask() -> int:
+    """The umask of this process, read without setting it, which other threads would notice."""
+    found = re.search(r"^Umask:\s*(\d+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1], 8) if found else 0o022
+
+
 def pinned(env: os._Environ[str] | dict[str, str]) -> dict[str, str]:
     """The variables that a program that was forked could not obey any more."""
     return {name: value for name, value in env.items() if name.startswith(PINNED)}
@@ -229,11 +237,12 @@ def _become_child(descriptors: Sequence[int]) -> None:
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
 
-def _run(argv: list[str], cwd: str, env: dict[str, str]) -> None:
+def _run(argv: list[str], cwd: str, env: dict[str, str], umask: int) -> None:
     """Run a program in this process as the interpreter would."""
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
+    os.umask(umask)
     _forget()
     sys.orig_argv[1:] = ["-u", *argv]
     space = {name: value for name, value in vars(sys.modules["__main__"]).items() if name.startswith("__")}
