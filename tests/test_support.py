@@ -471,7 +471,8 @@ def is_forked(child: Child) -> bool:
 async def test_a_forked_program_finds_what_a_new_interpreter_finds(spawn: Spawn, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "program.py"
     file.write_text(LOOK)
-    before = os.umask(0o027)  # a command that was tested may have set it
+    assert is_forked(spawn("pass"))  # so that what forks began before the umask changed, as a tested command may do
+    before = os.umask(0o027)
     try:
         children = [
             spawn(file if kind == "file" else LOOK, "a", "-b", env={"A": "\u00e4"}, fresh=n == 0) for n in range(3)
