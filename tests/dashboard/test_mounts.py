@@ -59,7 +59,8 @@ def browser(port: int, *programs: Child) -> Iterator[httpx.Client]:
         assert not ended, ended
         assert time.monotonic() < deadline, [program.errors for program in programs]
         time.sleep(0.02)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
+    limits = httpx.Limits(keepalive_expiry=1)  # before the servers close an idle connection, after two seconds or five
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, limits=limits) as client:
         yield client
 
 
