@@ -122,8 +122,8 @@ def package(session: nox.Session) -> None:
 
 
 def workers() -> int:
-    """How many processes run tests side by side: two for each core. Many tests wait, and many start programs of their own."""
-    return 2 * (os.cpu_count() or 1)
+    """How many processes run tests side by side: three for each core. Most of their time, tests wait."""
+    return 3 * (os.cpu_count() or 1)
 
 
 @nox.session

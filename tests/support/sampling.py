@@ -40,13 +40,13 @@ SAMPLE = pytest.StashKey[Sample]()
 TESTS = Path(__file__).parent.parent
 
 SLOW = {
-    0.02: "chaos/test_run cli/test_document cli/test_workers dashboard/test_accessible docs/test_howto sql/test_places",
+    0.02: "chaos/test_run cli/test_workers dashboard/test_accessible docs/test_howto sql/test_places",
     0.05: (
         "dashboard/test_browser django/test_commands faults/test_batches link/test_refusals model/test_protocol "
         "peer/test_stuck_handlers peer/test_workflows test_typed_clients"
     ),
     0.08: (
-        "cli/test_run client/test_sync dashboard/test_security django/test_outbox faults/test_crash_points "
+        "cli/test_run client/test_sync django/test_outbox faults/test_crash_points "
         "faults/test_jobs faults/test_move faults/test_refusals hosting/test_thread_peer link/test_cluster_faults "
         "link/test_cluster_router peer/leader/test_schedule_ticker peer/test_consumer_shutdown sql/test_outbox test_acl "
         "test_cluster test_examples test_odd_values test_prometheus test_rivals test_web"
@@ -62,9 +62,10 @@ SLOW = {
         "test_walks testing/test_plugin"
     ),
     0.28: (
-        "client/test_asyncio client/test_mesh_info client/test_schedules dashboard/test_forgery dashboard/test_mounts "
-        "dashboard/test_pages dashboard/test_payloads docs/test_others docs/test_pages faults/test_limits "
-        "faults/test_outages faults/test_saving link/test_cluster_places link/test_first_contact link/test_node_client "
+        "cli/test_document client/test_asyncio client/test_mesh_info client/test_schedules dashboard/test_forgery "
+        "dashboard/test_mounts dashboard/test_pages dashboard/test_payloads dashboard/test_security docs/test_others "
+        "docs/test_pages faults/test_limits faults/test_outages faults/test_saving link/test_cluster_places "
+        "link/test_first_contact link/test_node_client "
         "link/test_replicas mistakes/test_command_line ops/test_every_script ops/test_lanes ops/test_odd_values "
         "peer/test_deadlines peer/test_delivery peer/test_limits peer/test_results peer/test_run_counter peer/test_slots "
         "test_credentials test_lua test_mesh test_prefixes test_replicas test_wire"
