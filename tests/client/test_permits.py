@@ -7,6 +7,7 @@ import gc
 import logging
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -115,6 +116,49 @@ async def test_a_permit_is_renewed_while_its_block_runs_and_that_of_the_dead_is_
                 left = (await refused()).number
                 while (now := (await refused()).number) <= left:  # less is left, until it is renewed
                     left = now
+
+
+FORK_IN_A_BLOCK = """
+import os, sys, threading, worqr
+from worqr.client import permits
+from worqr.inside import client_of
+
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+limit = worqr.Limit(2, name="api")
+permits.RENEW_EVERY = 0.05
+to_child, to_parent = os.pipe(), os.pipe()
+renewed, renew = threading.Semaphore(0), permits.ops.renew_permits
+
+def counted(*args):
+    renewed.release()
+    return renew(*args)
+
+def child():
+    with worqr.sync_block(mesh.limit, limit):
+        permits.ops.renew_permits = counted
+        os.read(to_child[0], 1)
+        for _ in range(3):
+            renewed.acquire()
+        os.write(to_parent[1], b"%d" % worqr.sync(mesh.limits)[0].held)
+
+with worqr.sync_block(mesh.limit, limit):
+    with client_of(mesh).permits._lock:  # as if its thread looked at what is held
+        pid = os.fork()
+    if not pid:
+        try:
+            child()
+        finally:
+            os._exit(0)
+os.write(to_child[1], b"x")
+print(os.read(to_parent[0], 1).decode(), flush=True)
+os.waitpid(pid, 0)
+"""
+
+
+async def test_a_forked_process_renews_its_own_permits_only(server: Server, prefix: str, spawn: Callable[..., Child]) -> None:
+    program = spawn(FORK_IN_A_BLOCK, server.url, prefix, env={"PYTHONWARNINGS": "ignore::DeprecationWarning"})
+    assert await program.line() == "1", program.errors
+    assert await program.ended() == 0
 
 
 async def test_a_limit_whose_node_does_not_answer_delays_the_permits_of_no_other(

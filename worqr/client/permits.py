@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 from weakref import WeakValueDictionary
 
-from worqr import ops
+from worqr import child_processes, ops
 from worqr.client.notifications import Notification
 from worqr.client.producer import random_part
 from worqr.command import Command
@@ -139,18 +139,25 @@ class HeldPermits:
         self._thread: threading.Thread | None = None
         self._told: set[tuple[str, str]] = set()
         self._noted: dict[str, float] = {}
+        self._forks = child_processes.forks
+
+    def _own(self) -> threading.Lock:
+        """Return the lock. A process that was forked has a new one, and holds nothing: its parent renews what that holds."""
+        if self._forks != child_processes.forks:
+            self._forks, self._lock, self._held, self._thread = child_processes.forks, threading.Lock(), {}, None
+        return self._lock
 
     def add(self, keys: LimitKeys, permit: str) -> None:
         """Renew a permit from now on."""
-        with self._lock:
+        with self._own():
             self._held.setdefault(keys, set()).add(permit)
-            if self._thread is None or not self._thread.is_alive():  # a forked process has no such thread
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._renew_all, name="worqr-permits", daemon=True)
                 self._thread.start()
 
     def remove(self, keys: LimitKeys, permit: str) -> None:
         """Renew a permit no more."""
-        with self._lock:
+        with self._own():
             held = self._held.get(keys, set())
             held.discard(permit)
             if not held:
@@ -158,7 +165,7 @@ class HeldPermits:
 
     def held_of(self, keys: LimitKeys) -> list[str]:
         """Return the permits of one limit that are held."""
-        with self._lock:
+        with self._own():
             return sorted(self._held.get(keys, ()))
 
     def tell_other(self, name: str, mine: str, other: str) -> None:
