@@ -155,7 +155,9 @@ os.waitpid(pid, 0)
 """
 
 
-async def test_a_forked_process_renews_its_own_permits_only(server: Server, prefix: str, spawn: Callable[..., Child]) -> None:
+async def test_a_forked_process_renews_its_own_permits_only(
+    server: Server, prefix: str, spawn: Callable[..., Child]
+) -> None:
     program = spawn(FORK_IN_A_BLOCK, server.url, prefix, env={"PYTHONWARNINGS": "ignore::DeprecationWarning"})
     assert await program.line() == "1", program.errors
     assert await program.ended() == 0
