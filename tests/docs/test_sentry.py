@@ -33,12 +33,13 @@ def test_errors_are_reported(server: Server) -> None:
     def send_mail(address: str) -> None:
         raise ConnectionError("the mail server is down")
 
-    sentry_sdk.init(dsn="https://key@sentry.invalid/1", transport=Keep, auto_enabling_integrations=False)
+    # the default integrations would change `logging` and `threading` for all later tests of this process
+    sentry_sdk.init(dsn="https://key@sentry.invalid/1", transport=Keep, default_integrations=False)
     try:
         with worqr.sync_block(testing.bench, mesh, url=server.tcp_url) as bench:
             worqr.sync(send_mail.enqueue, "ada@example.org")
             worqr.sync(bench.run_until_empty, scheduled=True, raise_errors=False)
         sentry_sdk.flush()
     finally:
-        sentry_sdk.init()
+        sentry_sdk.init(default_integrations=False)
     assert reported == [("ConnectionError", False), ("ConnectionError", True)]
