@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from tools.pages import DOCS, blocks_of
 from worqr import testing
 
 
-def test_errors_are_reported(server: Server) -> None:
+def test_errors_are_reported(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     sentry_sdk = pytest.importorskip("sentry_sdk")
+    # the default integrations, which the page uses, would change `logging` and `threading` for all later tests of this process
+    monkeypatch.setattr(sentry_sdk, "init", partial(sentry_sdk.init, default_integrations=False))
     transport = pytest.importorskip("sentry_sdk.transport").Transport
     reported = list[tuple[str, bool]]()
 
@@ -33,13 +36,12 @@ def test_errors_are_reported(server: Server) -> None:
     def send_mail(address: str) -> None:
         raise ConnectionError("the mail server is down")
 
-    # the default integrations would change `logging` and `threading` for all later tests of this process
-    sentry_sdk.init(dsn="https://key@sentry.invalid/1", transport=Keep, default_integrations=False)
+    sentry_sdk.init(dsn="https://key@sentry.invalid/1", transport=Keep)
     try:
         with worqr.sync_block(testing.bench, mesh, url=server.tcp_url) as bench:
             worqr.sync(send_mail.enqueue, "ada@example.org")
             worqr.sync(bench.run_until_empty, scheduled=True, raise_errors=False)
         sentry_sdk.flush()
     finally:
-        sentry_sdk.init(default_integrations=False)
+        sentry_sdk.init()
     assert reported == [("ConnectionError", False), ("ConnectionError", True)]
