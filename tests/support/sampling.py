@@ -42,23 +42,23 @@ TESTS = Path(__file__).parent.parent
 SLOW = {
     0.02: "chaos/test_run cli/test_workers dashboard/test_accessible docs/test_howto sql/test_places",
     0.05: (
-        "dashboard/test_browser django/test_commands faults/test_batches link/test_refusals model/test_protocol "
-        "peer/test_stuck_handlers peer/test_workflows test_typed_clients"
+        "dashboard/test_browser dashboard/test_hostile django/test_commands faults/test_batches link/test_refusals "
+        "model/test_protocol peer/test_stuck_handlers peer/test_workflows test_typed_clients"
     ),
     0.08: (
         "cli/test_run client/test_sync django/test_outbox faults/test_crash_points "
         "faults/test_jobs faults/test_move faults/test_refusals hosting/test_thread_peer link/test_cluster_faults "
         "link/test_cluster_router peer/leader/test_schedule_ticker peer/test_consumer_shutdown sql/test_outbox test_acl "
-        "test_cluster test_examples test_odd_values test_prometheus test_rivals test_web"
+        "test_benchmarks test_cluster test_examples test_odd_values test_prometheus test_rivals test_web"
     ),
     0.16: (
         "cli/test_dashboard cli/test_data_server cli/test_main cli/test_terminal cli/top/test_command "
-        "client/test_sharded_queues dashboard/test_bulk dashboard/test_faults dashboard/test_hostile dashboard/test_live "
+        "client/test_sharded_queues dashboard/test_bulk dashboard/test_faults dashboard/test_live "
         "django/test_admin django/test_backend django/test_transactions docs/test_migrate docs/test_raw "
         "docs/test_tutorial faults/test_cut_connections faults/test_history faults/test_lists faults/test_recovery "
         "faults/test_zombies link/test_heartbeat link/test_outage peer/executors/processes/test_pool "
         "peer/executors/processes/test_worker peer/leader/test_due_jobs peer/test_odd_errors peer/test_session "
-        "peer/test_shared_limits sql/test_kills test_benchmarks test_demo test_go_client test_probes test_sentinel "
+        "peer/test_shared_limits sql/test_kills test_demo test_go_client test_probes test_sentinel "
         "test_walks testing/test_plugin"
     ),
     0.28: (
