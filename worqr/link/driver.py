@@ -403,7 +403,7 @@ def wake_all(waiters: Iterable[Waiter]) -> None:
                 wake()
             except Exception as error:
                 emit(logger, "link.deliver", BUG, exc_info=error)
-            except BaseException:  # Ctrl-C, where `wake` began: who ends the link wakes it
+            except BaseException:  # Ctrl-C, where `wake` began: the end of the link wakes the caller
                 waiter.wake = wake
                 raise
 

@@ -970,7 +970,7 @@ class QueueConsumer:
 
     @property
     def hides_arguments(self) -> bool:
-        """The mesh encodes what it stores, so arguments are not logged."""
+        """The mesh has a codec: the names of steps and jobs of workflows have digests of arguments."""
         return self.values is not None
 
     @property

@@ -544,7 +544,7 @@ class Scheduler:
 
     def dispatch(self) -> None:
         """Let the consumers request tasks for the free units, then forward wake-ups for which no unit is free."""
-        active = [  # mostly none, because a run has ended, and nothing waits
+        active = [  # after the end of a run, mostly none
             each
             for each in self._consumers
             if each.request.state is not _IDLE or each.request.wakeup_pending or each.wants_while_idle
