@@ -62,9 +62,11 @@ def test_a_worker_that_ends_during_a_scrape_counts_once(monkeypatch: pytest.Monk
         def __init__(self, *_: object) -> None:
             pass
 
-        def ask(self, *_: str) -> HttpReply | None:
-            parent._on_end(worker, 0)
-            return None
+        @staticmethod
+        def ask_all(children: list[Any], *_: str) -> list[HttpReply | None]:
+            if children:
+                parent._on_end(worker, 0)
+            return [None] * len(children)
 
         def close(self) -> None:
             pass

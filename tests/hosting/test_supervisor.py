@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,3 +82,29 @@ def test_a_hangup_does_not_count_as_the_first_signal() -> None:
         parent._on_signal(number, None)
         levels.append(parent._level)
     assert levels == [1, 1, 1, 2, 3, 3]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="posix_spawn with descriptors as on Linux")
+def test_a_watchdog_ends_no_worker_that_is_still_starting_and_many_of_them_cost_one_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "200000")
+    monkeypatch.setattr(supervisor, "REPLY_WITHIN", 0.5)  # longer than the watchdog's time
+    imports = [sys.executable, "-c", "import time; time.sleep(600)"]
+    parent: Any = supervisor._Supervisor(Plan(imports, 12, Limits(), grace=0, probe=None))
+    monkeypatch.setattr(parent, "_reap", lambda: None)  # it would reap the other children of the tests
+    parent._start_missing()
+    pids = [worker.child.pid for worker in parent._workers]
+    try:
+        began = time.monotonic()
+        parent._once()
+        assert time.monotonic() - began < 12 * 0.5 / 2
+        parent._once()
+        assert [os.waitpid(pid, os.WNOHANG) for pid in pids] == [(0, 0)] * len(pids)
+        monkeypatch.setattr(supervisor, "SILENT_AFTER", 0.0)
+        parent._once()  # the control: silent for too long, and for longer than the watchdog's time
+        assert {os.waitpid(pid, 0)[1] for pid in pids} == {signal.SIGKILL}
+    finally:
+        for worker in parent._workers:
+            worker.child.kill()
+            worker.child.close()

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from types import FrameType
@@ -96,19 +96,6 @@ class ControlledChild:
         """Ask the worker to take no more tasks, and to end when the running ones have ended."""
         self._send(RETIRE)
 
-    def ask(self, path: str, accept: str) -> HttpReply | None:
-        """Return the reply of its probes, or None if it does not reply within `REPLY_WITHIN`. From any thread."""
-        with self._asking:
-            self._number += 1
-            self._send(f"{_GET} {self._number} {path} {accept}")
-            try:
-                return self._reply(time.monotonic() + REPLY_WITHIN)
-            except (
-                OSError,
-                ValueError,
-            ):  # the worker has ended, does not reply, or something else writes to its descriptor
-                return None
-
     def kill(self) -> None:
         """End the worker at once. Its tasks return to their queues some seconds later, and each counts a crash."""
         with suppress(ProcessLookupError):
@@ -123,8 +110,21 @@ class ControlledChild:
         with suppress(OSError):  # the worker has ended, or has not read for a long time
             self._socket.send(f"{line}\n".encode(), socket.MSG_DONTWAIT)
 
+    def _ask(self, path: str, accept: str) -> None:
+        self._number += 1
+        self._send(f"{_GET} {self._number} {path} {accept}")
+
     def _reply(self, deadline: float) -> HttpReply | None:
-        """Return the reply with the current number. Earlier replies were too late, and are dropped."""
+        """Return the reply with the current number, None if there is none in time. Earlier replies were too late."""
+        try:
+            return self._read(deadline)
+        except (
+            OSError,
+            ValueError,
+        ):  # the worker has ended, does not reply, or something else writes to its descriptor
+            return None
+
+    def _read(self, deadline: float) -> HttpReply | None:
         while True:
             line, end, rest = self._received.partition(b"\n")
             if end:
@@ -138,6 +138,19 @@ class ControlledChild:
             if not data:
                 return None
             self._received += data
+
+    @staticmethod
+    def ask_all(children: Sequence[ControlledChild], path: str, accept: str) -> list[HttpReply | None]:
+        """Return the reply of each one's probes, None where it does not come within `REPLY_WITHIN`. From any thread.
+
+        All are asked at once: many workers that import their application together cost one such time, not one each.
+        """
+        with ExitStack() as held:
+            for child in children:
+                held.enter_context(child._asking)
+                child._ask(path, accept)
+            deadline = time.monotonic() + REPLY_WITHIN
+            return [child._reply(deadline) for child in children]
 
 
 # In the worker
@@ -409,9 +422,8 @@ class _Worker:
         """It takes tasks."""
         return self.retires_since is None and bool(self.status.get("ready")) and not self.why_not_alive()
 
-    def check(self) -> None:
-        """Ask for its health. Changes `status`, `seen` and `well`."""
-        reply = self.child.ask("/ready", _JSON)
+    def note_health(self, reply: HttpReply | None) -> None:
+        """Note the reply of its probe. Changes `status`, `seen` and `well`."""
         now = time.monotonic()
         if reply is not None:
             self.seen = now
@@ -442,9 +454,8 @@ class _Worker:
                 return f"it has {memory / (1 << 20):.0f} MiB of memory after {runs} runs"
         return ""
 
-    def refresh_metrics(self) -> HttpReply | None:
-        """Ask for its metrics. From any thread. Return a reply that says why it never has any."""
-        reply = self.child.ask("/metrics", "text/plain")
+    def note_metrics(self, reply: HttpReply | None) -> HttpReply | None:
+        """Keep its metrics. From any thread. Return a reply that says why it never has any."""
         if reply is None or reply.status == HTTPStatus.SERVICE_UNAVAILABLE:  # it imports the application
             return None
         if reply.status != HTTPStatus.OK:
@@ -529,10 +540,12 @@ class _Supervisor:
             self._stop_all(self._level)
         if self._passed_on and not self._workers:
             return True
-        for worker in self._workers:
-            worker.check()
-            if worker.retires_since is not None and self._plan.probe is not None:
-                worker.refresh_metrics()  # these may be its last ones
+        for worker, reply in _ask(self._workers, "/ready", _JSON):
+            worker.note_health(reply)
+        if self._plan.probe is not None:
+            retiring = [worker for worker in self._workers if worker.retires_since is not None]
+            for worker, reply in _ask(retiring, "/metrics", "text/plain"):
+                worker.note_metrics(reply)  # these may be its last ones
         if not self._passed_on:
             self._start_missing()
             self._note_ready()
@@ -655,8 +668,8 @@ class _Supervisor:
         now = time.monotonic()
         for worker in self._workers:
             late = worker.kill_at is not None and now > worker.kill_at
-            if late or (self._watchdog is not None and now > worker.well + 2 * self._watchdog):
-                why = "it did not end in time" if late else worker.why_not_alive()
+            why = "it did not end in time" if late else worker.why_not_alive()
+            if late or (why and self._watchdog is not None and now > worker.well + 2 * self._watchdog):
                 text = "process %(pid)d is killed: %(reason)s"
                 emit(logger, "worker.restarted", text, level=logging.ERROR, pid=worker.child.pid, reason=why)
                 worker.child.kill()
@@ -715,12 +728,17 @@ class _Supervisor:
         return HttpReply(status, (json.dumps({**found, "workers": pids}) + "\n").encode(), _JSON)
 
     def _metrics(self) -> HttpReply:
-        for worker in tuple(self._workers):
-            if (refused := worker.refresh_metrics()) is not None:
+        for worker, reply in _ask(tuple(self._workers), "/metrics", "text/plain"):
+            if (refused := worker.note_metrics(reply)) is not None:
                 return refused
         with self._counting:
             text = self._total.text({worker.number: worker.metrics for worker in self._workers})
         return HttpReply(HTTPStatus.OK, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
+
+
+def _ask(workers: Sequence[_Worker], path: str, accept: str) -> Iterator[tuple[_Worker, HttpReply | None]]:
+    """Return each of these workers with the reply of its probes, None where there is none."""
+    return zip(workers, ControlledChild.ask_all([worker.child for worker in workers], path, accept), strict=True)
 
 
 def _ended(code: int) -> str:
