@@ -44,6 +44,14 @@ LEASE = 60_000
 HEARD_ALL = b"heard all"
 
 
+ALL_BYTES = bytes(range(256))
+
+
+def grown(task: bytes) -> bytes:
+    """16 MiB in place of `ALL_BYTES`, else the same payload. As a parameter, they would stay in memory while all tests run."""
+    return task * 65536 if task == ALL_BYTES else task
+
+
 class Expires(NamedTuple):
     """The value of a key that expires by itself."""
 
