@@ -551,6 +551,32 @@ def test_what_arrives_equal_is_taken(hint: Any, value: Any) -> None:
     assert found == value
 
 
+class Vector(list[int]):
+    """Is compared as an array of NumPy is."""
+
+    def __eq__(self, other: object) -> Any:
+        class Found:
+            def __bool__(self) -> bool:
+                raise ValueError("The truth value of an array is ambiguous")
+
+        return Found()
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "words"),
+    [
+        (Decimal, Decimal("sNaN"), "InvalidOperation"),
+        (list[Line], [Line("a", Decimal("sNaN"))], "InvalidOperation"),
+        (list[int], Vector([1]), "ValueError: The truth value of an array is ambiguous"),
+        (dict[str, list[int]], {"a": Vector([1])}, "ValueError"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_its_name(hint: Any, value: Any, words: str) -> None:
+    for function in (of(hint), whole_of(hint)):
+        with pytest.raises(UsageError, match=r"^shop\.ship: argument 'x' cannot be compared .*" + words):
+            payload_of(sign(function), value)
+
+
 def test_open_values_may_be_nested_deeply() -> None:
     nested: Any = [1]
     for _ in range(401):

@@ -881,6 +881,8 @@ class ArgumentCodec:
                     check.check(value, found)
         except (Changed, RecursionError) as error:
             raise codec.refusal(name, error) from None
+        except Exception as error:  # of the `==` of a value
+            raise codec.refusal(name, error) from error
         return task
 
     def named(self, values: Mapping[str, Any]) -> bytes:
@@ -1007,10 +1009,15 @@ class _Codec:
         except (Changed, RecursionError) as error:
             raise self.refusal(parameter, error) from None
 
-    def refusal(self, parameter: str, error: Changed | RecursionError) -> UsageError:
-        """Return the error about an argument that would arrive as something else."""
+    def refusal(self, parameter: str, error: Exception) -> UsageError:
+        """Return the error about an argument that would arrive as something else, or cannot be compared with what arrives."""
         if isinstance(error, RecursionError):
             return UsageError(f"{self._name}: argument {parameter!r} is nested too deeply")
+        if not isinstance(error, Changed):
+            return UsageError(
+                f"{self._name}: argument {parameter!r} cannot be compared with what would arrive "
+                f"({type(error).__name__}: {error}): pass it as plain JSON, such as a str or a list"
+            )
         return UsageError(f"{self._name}: argument {parameter!r}: {error}{self._remedy(parameter, error)}")
 
     def _remedy(self, parameter: str, changed: Changed) -> str:
