@@ -711,7 +711,9 @@ def test_parameters_without_names_are_refused(stars: str) -> None:
 # Whole payloads
 
 
-@pytest.mark.parametrize("hint", [bytes, Blob, Annotated[bytes, "a picture"]])
+@pytest.mark.parametrize(
+    "hint", [bytes, Blob, Annotated[bytes, "a picture"], Annotated[bytes, msgspec.Meta(description="a picture")]]
+)
 @pytest.mark.parametrize("task", [b"", b"\x00\xff", b"{", b'"YWJj"', bytes(range(256))])
 def test_bytes_are_the_payload_itself(hint: Any, task: bytes) -> None:
     signature = sign(whole_of(hint))

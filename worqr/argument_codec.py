@@ -988,10 +988,10 @@ class _Codec:
         for what, hint in hints.items():
             check_known(name, what, hint)
         shape = hints[parameters[0].name] if payload_is_argument else _argument_struct(parameters, hints)
-        self.raw: bool = payload_is_argument and isinstance(msgspec.inspect.type_info(shape), msgspec.inspect.BytesType)
-        self.decode: Callable[[bytes], Any] = partial(msgspec.convert, type=shape) if self.raw else decoder_of(shape)
         self._name = name
         self._arrivals = {each.name: arrival_of(hints[each.name]) for each in parameters}
+        self.raw: bool = payload_is_argument and [*self._arrivals[parameters[0].name].kinds()] == [bytes]
+        self.decode: Callable[[bytes], Any] = partial(msgspec.convert, type=shape) if self.raw else decoder_of(shape)
         self.hints: Mapping[str, Any] = hints
         self.checks: list[tuple[str, str, Check]] = [
             (each.name, f"p{i}", self._arrivals[each.name])
