@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 import worqr
+import worqr.codecs
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.test_typed_clients import SIGNATURES, Typed, declare, function_of
@@ -201,6 +202,27 @@ async def test_a_client_dispatches_and_reads_results(
     async with joined(mesh):
         said = [json.loads(line) for line in (await output(["./use"], environment, tmp_path)).splitlines()]
     assert said == SAID
+
+
+async def test_a_result_that_a_codec_has_encoded_is_an_error_that_says_so(
+    server: Server, clean: None, compiled: Compile, environment: dict[str, str], tmp_path: Path
+) -> None:
+    mesh = worqr.Mesh(server.url, prefix="worqr", codec=worqr.codecs.Signed(b"a key of 16 bytes"))
+
+    @mesh.task(name="shop.count", result_ttl=60)
+    async def count() -> int:
+        return 7
+
+    code = """
+    func main() {
+        _, err := must(mesh.Count.Dispatch(ctx, shop.CountArgs{}, shop.DispatchOptions{})).Result(ctx)
+        fmt.Print(err)
+    }
+    """
+    assert compiled(mesh, code) == ""
+    async with joined(mesh):
+        said = await output(["./use"], environment, tmp_path)
+    assert said.startswith("the result was encoded by the codec of the mesh")
 
 
 WRONG = (

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import worqr
+import worqr.codecs
 from tests.support.leaks import delete_all
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
@@ -194,6 +195,22 @@ async def test_a_client_dispatches_and_reads_results(
         "QueueFull: 1 tasks wait in shop.full: nothing was stored",
     ]
     assert said[6].endswith("had not ended after 0.02 s")
+
+
+async def test_a_result_that_a_codec_has_encoded_is_an_error_that_says_so(
+    server: Server, clean: None, compiled: Compile, environment: dict[str, str], tmp_path: Path
+) -> None:
+    mesh = worqr.Mesh(server.url, prefix="worqr", codec=worqr.codecs.Signed(b"a key of 16 bytes"))
+
+    @mesh.task(name="shop.count", result_ttl=60)
+    async def count() -> int:
+        return 7
+
+    code = "console.log(await (await shop.count.dispatch()).result(30).catch(String))"
+    assert compiled(mesh, code) == ""
+    async with joined(mesh):
+        said = await output(["node", "use.js"], environment, tmp_path)
+    assert said.startswith("WorqrError: the result was encoded by the codec of the mesh")
 
 
 async def test_tags_of_a_dispatch_are_added_to_those_of_the_function(

@@ -525,6 +525,9 @@ func decoded[R any](kind, value string) (result R, err error) {
 		}
 		return result, nil
 	}
+	if strings.HasPrefix(value, "\xc1") { // which begins no JSON
+		return result, errors.New("the result was encoded by the codec of the mesh, which this client does not have: read it in Python")
+	}
 	reader := json.NewDecoder(strings.NewReader(value))
 	reader.UseNumber() // an integer in a value of any type keeps its digits
 	if err := reader.Decode(&result); err != nil {

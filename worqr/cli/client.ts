@@ -245,7 +245,10 @@ function json(value: unknown, path: string): string {
 }
 
 /** What a result is in JavaScript. */
-function parsed(text: string): unknown {
+function parsed(value: Reply | undefined): unknown {
+  if (value instanceof Buffer && value[0] === 0xc1) // which begins no JSON
+    throw new WorqrError("the result was encoded by the codec of the mesh, which this client does not have: read it in Python");
+  const text = textOf(value);
   for (const [token] of text.matchAll(/"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*/g))
     if (/^-?\d{16,}$/.test(token) && !Number.isSafeInteger(Number(token)))
       throw new WorqrError(`the result has the integer ${token}, which no number of JavaScript is: return it as a text`);
@@ -303,7 +306,7 @@ export class Job<R> {
       switch (textOf(word)) {
         case "finished":
           if (textOf(first) === "bytes") return second as R;
-          return (textOf(first) === "none" ? null : parsed(textOf(second))) as R;
+          return (textOf(first) === "none" ? null : parsed(second)) as R;
         case "failed":
           throw Object.assign(new JobFailed(`${textOf(first)}: ${textOf(second)}`), { type: textOf(first), traceback: textOf(third) });
         case "cancelled":
