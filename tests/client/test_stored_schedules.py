@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -22,7 +22,7 @@ from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - f
 from tests.peer.tools import eventually
 from tests.support.servers import Server
 from worqr import ops
-from worqr.client import stored_schedules
+from worqr.client import schedules, stored_schedules
 from worqr.client.schedules import StoredCall, find_schedule
 from worqr.client.stored_schedules import _Line, _Plan
 from worqr.cron import Definition, at
@@ -582,6 +582,34 @@ async def test_the_event_loop_goes_on_while_many_are_checked(world: World, monke
         nursery.cancel_scope.cancel()
     assert len(checked) == 120
     assert seen & {*range(1, 120)}
+
+
+async def test_the_event_loop_goes_on_while_many_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.mesh.schedules_apply("report/", wanted(world, *map(str, range(120))))
+    reads = {"schedule_of": 0, "outcome_of": 0}
+    seen = set[tuple[int, ...]]()
+
+    def counting(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            reads[name] += 1
+            return read(*args)
+
+        return counted
+
+    async def watch() -> None:
+        while True:
+            seen.add(tuple(reads.values()))
+            await trio.lowlevel.checkpoint()
+
+    for name in reads:
+        monkeypatch.setattr(schedules, name, counting(name, getattr(schedules, name)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        assert len(await world.mesh.schedules("report/")) == 120
+        nursery.cancel_scope.cancel()
+    read, outcomes = (set(each) for each in zip(*seen, strict=True))
+    assert read & {*range(1, 120)}
+    assert outcomes & {*range(1, 120)}
 
 
 async def test_what_is_stored_while_wanted_is_read_stays(world: World) -> None:

@@ -18,6 +18,7 @@ import msgspec
 from worqr import ops
 from worqr.client.client import NOTE_PATIENCE, Client
 from worqr.client.job import Job
+from worqr.client.notifications import sleep
 from worqr.codecs import Sealed
 from worqr.cron import (
     Definition,
@@ -133,6 +134,8 @@ class StoredCall(msgspec.Struct, frozen=True):
             raise UsageError(f"this version of worqr cannot read the call of a stored schedule: {error}") from None
 
 
+CHECKED_AT_ONCE: Final = 50
+"""Schedules that are read or checked before the event loop goes on: ten thousand take seconds."""
 PLANNED_WITHIN_MS: Final = 15_000
 """Milliseconds after which a leader should have planned the next run of a schedule that was overridden."""
 
@@ -325,8 +328,11 @@ async def find_schedule(client: Client, name: str) -> tuple[ScheduleRow, int] | 
 
 async def schedules_of(client: Client, rows: Sequence[ScheduleRow], now: int) -> list[Schedule]:
     """Return schedules as users see them, each with how its last run ended, as the queues of their jobs know it."""
-    found, homes = [schedule_of(row, now) for row in rows], dict[QueueKeys, list[int]]()
+    found, homes = list[Schedule](), dict[QueueKeys, list[int]]()
     for place, row in enumerate(rows):
+        if place and place % CHECKED_AT_ONCE == 0:
+            await sleep(client.link, 0)
+        found.append(schedule_of(row, now))
         with suppress(UsageError):  # of a name or a queue that any program has stored
             homes.setdefault(await _home_of(client, row, found[place].queue), []).append(place)
     calls, places = list[ops.Command[list[tuple[bytes, int | None]]]](), list[int]()
@@ -337,7 +343,9 @@ async def schedules_of(client: Client, rows: Sequence[ScheduleRow], now: int) ->
             places += page
     with suppress(RefusedByServer):  # by a user who may not look at the queues
         known = chain.from_iterable(await client.link.call_all(calls))
-        for place, (stored, since) in zip(places, known, strict=True):
+        for count, (place, (stored, since)) in enumerate(zip(places, known, strict=True), 1):
+            if count % CHECKED_AT_ONCE == 0:
+                await sleep(client.link, 0)
             one = replace(found[place], last_outcome=outcome_of(stored))
             found[place] = one if since is None or one.problem else replace(one, problem=_unserved(one.queue, since))
     return found

@@ -24,7 +24,7 @@ from worqr.client.client import Client
 from worqr.client.job import Job
 from worqr.client.notifications import sleep
 from worqr.client.producer import Call
-from worqr.client.schedules import ScheduleControls, StoredCall, find_schedule, schedules_of
+from worqr.client.schedules import CHECKED_AT_ONCE, ScheduleControls, StoredCall, find_schedule, schedules_of
 from worqr.codecs import StoredValues, encoded_by
 from worqr.command import in_chunks
 from worqr.cron import (
@@ -59,8 +59,6 @@ LEASE_MS: Final = 20_000
 APPLY_WAIT: Final = 30.0
 """Seconds for which another one waits: longer than a lease, so it follows one that has died."""
 APPLY_AGAIN: Final = 0.5
-CHECKED_AT_ONCE: Final = 50
-"""Wanted schedules that are checked before the event loop goes on: ten thousand take seconds."""
 MOST_DELETED: Final = 100
 """Schedules that `schedules_apply` deletes without `delete_at_most`; or a tenth of those with the prefix, if that is more."""
 
