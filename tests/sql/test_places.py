@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -525,6 +525,33 @@ def test_a_row_in_a_prepared_transaction_is_a_job_once_it_is_committed(
     assert end("ROLLBACK PREPARED 'row 1'", 1) == 0
     assert end("COMMIT PREPARED 'row 2'", 2) == 1
     assert (waiting(mesh), left(outbox)) == (1, 0)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "engine", "async engine"])
+def test_rows_are_sent_at_once_although_the_connection_of_the_sender_was_cut(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str, driver: str
+) -> None:
+    """As by a restart of the database, or a proxy that closes idle connections. No worker sweeps here."""
+    places: dict[str, Callable[[], Any]] = {
+        "psycopg": lambda: lambda: psycopg.connect(cluster.dsn(database)),
+        "asyncpg": lambda: (
+            lambda: asyncpg.connect(host=str(cluster.folder), port=cluster.port, user="postgres", database=database)
+        ),
+        "engine": lambda: sa.create_engine(cluster.url("psycopg", database)),
+        "async engine": lambda: create_async_engine(cluster.url("asyncpg", database)),
+    }
+    place = places[driver]()
+    outbox = new_outbox(place)
+    cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+    for n in range(3):
+        with psycopg.connect(cluster.dsn(database)) as connection:
+            with outbox.transaction(connection):
+                outbox.enqueue(connection, confirm.call(n))
+            wait_until(lambda n=n: waiting(mesh) == n + 1)  # type: ignore[misc]
+            wait_until(lambda: not outbox.sender._sending)
+            connection.execute(cut, (database,))
+    if driver == "engine":
+        place.dispose()
 
 
 def test_a_session_that_commits_in_two_phases_sends_at_once(

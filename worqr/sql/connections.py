@@ -538,8 +538,10 @@ class AsyncEngineDatabase:
         return found
 
     def close(self) -> None:
-        self._loop.wait(self._engine.dispose())
-        self._loop.close()
+        try:
+            self._loop.wait(self._engine.dispose())
+        finally:  # a connection that was cut cannot be closed
+            self._loop.close()
 
 
 class DjangoDatabase:
@@ -605,6 +607,8 @@ class DriverDatabase:
         return cast("Rows", self._wait(self._place.run(statement)))
 
     def close(self) -> None:
-        self._wait(self._connection.close())
-        if self._loop is not None:
-            self._loop.close()
+        try:
+            self._wait(self._connection.close())
+        finally:  # a connection that was cut cannot be closed
+            if self._loop is not None:
+                self._loop.close()

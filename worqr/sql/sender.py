@@ -185,6 +185,7 @@ class Sender:
             self._wake.clear()
             self._sending = True
             rows = [self._handed.popleft() for _ in range(min(len(self._handed), SWEEP_ROWS))]
+            is_new = passes is None
             try:
                 passes = passes or self._make()
                 if rows:
@@ -196,8 +197,11 @@ class Sender:
                     passes.give_back()
                 outage.over()
             except BaseException as error:  # of the database, the server, or the drivers, whose panics are no Exception
+                if self._sending and not is_new and not isinstance(error, Unavailable):
+                    self._handed.extendleft(reversed(rows))  # the connection may have been cut: a new one decides
+                else:
+                    outage.began(error)
                 self._sending = False
-                outage.began(error)
                 if not isinstance(error, Unavailable) and passes is not None:
                     passes.close()
                     passes = None
