@@ -31,7 +31,7 @@ from worqr.inside import client_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import boottime
 from worqr.sql import Outbox
-from worqr.sql.sender import MOST_HANDED_OVER, Passes
+from worqr.sql.sender import Passes
 from worqr.sql.statements import Row, new_row_id, options_to_send
 from worqr.testing import recording
 
@@ -970,10 +970,17 @@ def test_rows_of_a_dump_that_is_restored_are_held_until_they_are_released(
     assert sweep(outbox) == 1
 
 
-def test_the_memory_of_a_sender_has_a_bound(confirm: Any, new_outbox: NewOutbox, file: Connect) -> None:
-    outbox = new_outbox(file)
-    outbox.sender.hand_over(["x"] * (MOST_HANDED_OVER + 1))
-    assert outbox.sender._thread is None
+def test_the_memory_of_a_sender_has_a_bound_and_what_fits_is_sent_at_once(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worqr.sql.sender.MOST_HANDED_OVER", 3)
+    outbox, connection = new_outbox(file), file()
+    with outbox.transaction(connection):
+        for n in range(5):
+            outbox.enqueue(connection, confirm.call(n))
+    outbox.close(PATIENCE)
+    assert (waiting(mesh), len(rows(file))) == (3, 2)
+    connection.close()
 
 
 def test_an_outage_of_the_database_never_reaches_the_caller(

@@ -125,12 +125,12 @@ class Sender:
         self._ending = self._sending = False
 
     def hand_over(self, rows: Sequence[str]) -> None:
-        """Send these rows soon, if they have been committed. If too many wait, they are left to the workers."""
+        """Send these rows soon, if they have been committed. If too many wait, the others are left to the workers."""
         with suppress(Exception):  # a caller that has committed must not fail
             if self._pid != os.getpid():
                 self._renew()
-            if rows and len(self._handed) + len(rows) <= MOST_HANDED_OVER:
-                self._handed.extend(rows)
+            if fitting := rows[: max(0, MOST_HANDED_OVER - len(self._handed))]:
+                self._handed.extend(fitting)
                 self._begin()
 
     @contextmanager
