@@ -716,6 +716,31 @@ def test_rows_that_come_back_into_a_table_that_was_emptied_are_held(
     assert rows(file, "state") == ["held"]
 
 
+@pytest.mark.parametrize("inserted", [2 * HOUR, HOUR // 2], ids=["long before the last sweep", "soon before it"])
+def test_rows_that_come_back_while_no_worker_sweeps_are_held_if_sweeps_before_had_seen_them(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, inserted: int
+) -> None:
+    """As the workers are stopped before a backup is loaded."""
+    outbox = new_outbox(file)
+
+    def before(passes: Passes) -> None:
+        passes.sweep()
+        assert passes._facts is not None
+        seen = passes._facts.seen - HOUR  # the last sweep was an hour ago
+        passes._facts = replace(passes._facts, covered=seen - 3 * HOUR, seen=seen)
+
+    outbox.sender.once(before)
+    put(outbox, file, confirm.call(1))
+    age(file, HOUR + inserted)
+
+    def later(passes: Passes) -> int:
+        return passes.sweep() + passes.sweep()
+
+    is_held = inserted > HOUR
+    assert outbox.sender.once(later) == (not is_held)
+    assert rows(file, "state") == ["held"] * is_held
+
+
 def test_a_mesh_that_was_off_sends_what_has_waited(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
 ) -> None:

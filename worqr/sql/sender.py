@@ -351,6 +351,7 @@ class Passes:
         self._holder = os.urandom(16).hex()
         self._id = ""
         self._facts: OutboxFacts | None = None
+        self._covered_before = (0, 0)  # between these times, sweeps saw all rows, before a while without sweeps
         self._blocked: dict[str, tuple[float, float]] = {}
         self._in_full_lanes: dict[str, float] = {}
         self._after = ""
@@ -538,7 +539,10 @@ class Passes:
             self._facts = None
             return False
         known = self._facts or read_outbox_facts(reply.facts)
-        covered = known.covered if 0 <= now - known.seen <= UNSEEN_MS else now
+        covered = known.covered
+        if not 0 <= now - known.seen <= UNSEEN_MS:  # rows may have waited since
+            self._covered_before = known.covered, min(known.seen, now) - TOO_OLD_MS
+            covered = now
         self._facts = OutboxFacts(covered, now, known.rows, known.oldest, known.failed, known.held, self._sql.table)
         return True
 
@@ -551,9 +555,9 @@ class Passes:
         assert self._facts is not None
         sent, without, after = 0, self._left_out(), self._after
         found = self._database.query(self._sql.to_sweep(self._queues, without, after))
-        newest = self._facts.seen - TOO_OLD_MS
-        if any(self._facts.covered < at < newest and not tries for _, _, at, tries in found):
-            self._hold(self._facts.covered)
+        for since, until in (self._covered_before, (self._facts.covered, self._facts.seen - TOO_OLD_MS)):
+            if any(since < at < until and not tries for _, _, at, tries in found):
+                self._hold(since, until)
         began = time.monotonic()
         self._in_full_lanes = {row: at for row, at in self._in_full_lanes.items() if at > began}
         left, until = deque(each for each in found if each[0] not in self._in_full_lanes), began + SOONEST
@@ -567,8 +571,8 @@ class Passes:
             self._facts = replace(self._facts, covered=self._facts.seen)  # rows wait for a reason
         return sent
 
-    def _hold(self, since: int) -> None:
-        count = len(self._database.query(self._sql.hold(self._queues, since, TOO_OLD_MS)))
+    def _hold(self, since: int, until: int) -> None:
+        count = len(self._database.query(self._sql.hold(self._queues, since, until)))
         text = (
             "%(count)d rows of the outbox %(table)r are over an hour old, and no sweep has seen them: was the database restored? "
             "They are held until `worqr outbox MODULE:OUTBOX --release`"
