@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.patience import wait_until
 from worqr.hosting import supervisor
-from worqr.hosting.supervisor import Limits, Plan
+from worqr.hosting.supervisor import ControlledChild, Limits, Plan
 
 # pyright: reportPrivateUsage=false
 
@@ -108,3 +109,55 @@ def test_a_watchdog_ends_no_worker_that_is_still_starting_and_many_of_them_cost_
         for worker in parent._workers:
             worker.child.kill()
             worker.child.close()
+
+
+REPLIES = """
+import json, os, time
+channel, received = int(os.environ["WORQR_CONTROL"]), b""
+while data := os.read(channel, 4096):
+    *lines, received = (received + data).split(b"\\n")
+    for line in lines:
+        reply = {"number": int(line.split()[1]), "status": 200, "body": "x" * SIZE, "type": "text/plain"}
+        data = memoryview(json.dumps(reply).encode() + b"\\n")
+        while data:
+            data = data[os.write(channel, data[:65536]) :]
+            time.sleep(0.005)  # as long as a busy thread keeps the interpreter
+"""
+SILENT = "import time; time.sleep(600)"
+TALKS = "import os\nwhile True: os.write(int(os.environ['WORQR_CONTROL']), b'LINE\\n' * 50)"
+
+
+@pytest.fixture
+def children() -> Iterator[Callable[..., list[ControlledChild]]]:
+    made: list[ControlledChild] = []
+
+    def start(*programs: str) -> list[ControlledChild]:
+        made.extend(ControlledChild([sys.executable, "-c", program]) for program in programs)
+        return made
+
+    yield start
+    for child in made:
+        child.kill()
+        os.waitpid(child.pid, 0)
+        child.close()
+
+
+def sizes(children: list[ControlledChild]) -> list[int | None]:
+    return [reply and len(reply.body) for reply in ControlledChild.ask_all(children, "/metrics", "text/plain")]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"level": "info"}', "1", '{"number": 1, "status": 200, "body": null}', '{"number": 0}']
+)
+def test_what_something_else_writes_to_its_descriptor_costs_only_the_reply_of_that_worker(
+    children: Callable[..., list[ControlledChild]], line: str
+) -> None:
+    both = children(TALKS.replace("LINE", line), REPLIES.replace("SIZE", "7"))
+    wait_until(lambda: sizes(both) == [None, 7])
+
+
+def test_a_silent_worker_costs_no_other_its_long_reply(children: Callable[..., list[ControlledChild]]) -> None:
+    long = 1_000_000  # more than the channel holds
+    several = children(SILENT, *[REPLIES.replace("SIZE", str(long))] * 4)
+    wait_until(lambda: sizes(several[1:]) == [long] * 4)
+    assert [sizes(several) for _ in range(3)] == [[None, *[long] * 4]] * 3

@@ -15,6 +15,7 @@ import logging
 import os
 import random
 import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -114,43 +115,50 @@ class ControlledChild:
         self._number += 1
         self._send(f"{_GET} {self._number} {path} {accept}")
 
-    def _reply(self, deadline: float) -> HttpReply | None:
-        """Return the reply with the current number, None if there is none in time. Earlier replies were too late."""
-        try:
-            return self._read(deadline)
-        except (
-            OSError,
-            ValueError,
-        ):  # the worker has ended, does not reply, or something else writes to its descriptor
-            return None
+    def _receive(self) -> HttpReply | None:
+        """Read once. Return the reply with the current number if it has arrived. Earlier replies were too late.
 
-    def _read(self, deadline: float) -> HttpReply | None:
-        while True:
-            line, end, rest = self._received.partition(b"\n")
-            if end:
-                self._received = rest
-                found: dict[str, Any] = json.loads(line)
+        Raises:
+            OSError: the worker has ended.
+        """
+        data = self._socket.recv(1 << 18, socket.MSG_DONTWAIT)
+        if not data:
+            raise BrokenPipeError
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            try:
+                found = json.loads(line)
                 if found["number"] == self._number:
                     return HttpReply(HTTPStatus(found["status"]), found["body"].encode(), found["type"])
+            except Exception:  # noqa: S112 - something else writes to its descriptor
                 continue
-            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-            data = self._socket.recv(1 << 16)
-            if not data:
-                return None
-            self._received += data
+        return None
 
     @staticmethod
     def ask_all(children: Sequence[ControlledChild], path: str, accept: str) -> list[HttpReply | None]:
         """Return the reply of each one's probes, None where it does not come within `REPLY_WITHIN`. From any thread.
 
-        All are asked at once: many workers that import their application together cost one such time, not one each.
+        All are asked at once, and read as they reply: many workers that import their application together cost one such time,
+        not one each, and none of them delays a long reply of another one.
         """
-        with ExitStack() as held:
-            for child in children:
+        replies: list[HttpReply | None] = [None] * len(children)
+        with ExitStack() as held, selectors.PollSelector() as waiting:
+            for i, child in enumerate(children):
                 held.enter_context(child._asking)
                 child._ask(path, accept)
-            deadline = time.monotonic() + REPLY_WITHIN
-            return [child._reply(deadline) for child in children]
+                if child._socket.fileno() >= 0:  # it has not ended
+                    waiting.register(child._socket, selectors.EVENT_READ, i)
+            left, deadline = REPLY_WITHIN, time.monotonic() + REPLY_WITHIN
+            while left > 0 and waiting.get_map():
+                left = deadline - time.monotonic()
+                for key, _ in waiting.select(max(0.0, left)):
+                    i: int = key.data
+                    with suppress(OSError):  # it has ended
+                        replies[i] = children[i]._receive()
+                        if replies[i] is None:
+                            continue
+                    waiting.unregister(key.fileobj)
+        return replies
 
 
 # In the worker
