@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -30,6 +31,8 @@ def respond(request: HttpRequest) -> HttpReply:
         return HttpReply(HTTPStatus.OK, LONG)
     if request.path == "/wrong":
         raise ValueError("secret")
+    if request.path == "/slow":
+        time.sleep(http_server.TIMEOUT * 1.5)
     return HttpReply.of(HTTPStatus.OK, f"{request.path} {request.accept}".strip())
 
 
@@ -122,6 +125,19 @@ def test_a_client_that_is_silent_is_dropped(serve: Serve, monkeypatch: pytest.Mo
     with dialled(serve()) as client:
         client.sendall(b"GET /a HT")
         assert everything(client) == b""
+
+
+def test_a_client_that_has_sent_its_request_is_not_dropped_because_another_reply_was_slow(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "TIMEOUT", 1.0)
+    server = serve()
+    with dialled(server) as scrape, dialled(server) as probe:
+        scrape.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
+        probe.sendall(b"GET /a HT")
+        time.sleep(0.2)  # both are served now
+        probe.sendall(b"TP/1.1\r\n\r\n")
+        assert [everything(each)[:13] for each in (scrape, probe)] == [b"HTTP/1.1 200 "] * 2
 
 
 def test_a_connection_too_many_replaces_the_oldest(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,12 +159,13 @@ class HttpServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         while not self._closing:
-            for key, _ in self._selector.select(self._until_next_deadline()):
+            ready = self._selector.select(self._until_next_deadline())
+            now = time.monotonic()  # before the replies: what they cost is no delay of the other clients
+            for key, _ in ready:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.data, _Connection) and key.data in self._connections:
                     self._advance(key.data)
-            now = time.monotonic()
             for late in [each for each in self._connections if each.deadline <= now]:
                 self._drop(late)
         for connection in tuple(self._connections):
