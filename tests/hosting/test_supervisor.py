@@ -89,7 +89,7 @@ def test_a_hangup_does_not_count_as_the_first_signal() -> None:
 def test_a_watchdog_ends_no_worker_that_is_still_starting_and_many_of_them_cost_one_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("WATCHDOG_USEC", "200000")
+    monkeypatch.setenv("WATCHDOG_USEC", "400000")
     monkeypatch.setattr(supervisor, "REPLY_WITHIN", 0.5)  # longer than the watchdog's time
     imports = [sys.executable, "-c", "import time; time.sleep(600)"]
     parent: Any = supervisor._Supervisor(Plan(imports, 12, Limits(), grace=0, probe=None))
@@ -103,6 +103,8 @@ def test_a_watchdog_ends_no_worker_that_is_still_starting_and_many_of_them_cost_
         parent._once()
         assert [os.waitpid(pid, os.WNOHANG) for pid in pids] == [(0, 0)] * len(pids)
         monkeypatch.setattr(supervisor, "SILENT_AFTER", 0.0)
+        parent._once()
+        assert [os.waitpid(pid, os.WNOHANG) for pid in pids] == [(0, 0)] * len(pids)  # they are found silent only now
         parent._once()  # the control: silent for too long, and for longer than the watchdog's time
         assert {os.waitpid(pid, 0)[1] for pid in pids} == {signal.SIGKILL}
     finally:

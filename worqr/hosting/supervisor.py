@@ -409,6 +409,7 @@ class _Worker:
         number: how many workers were started before it.
         status: the last reply of its probes; empty: it has not joined yet.
         seen: when it last replied.
+        unwell_since: when it was first found not alive; None: it is alive. A parent that was frozen finds it so afterwards only.
         retires_since: when it was asked to retire; None: it was not.
         metrics: the text of its last metrics.
     """
@@ -417,7 +418,7 @@ class _Worker:
         self.number = number
         self.started: float = time.monotonic()
         self.seen: float = self.started
-        self.well: float = self.started
+        self.unwell_since: float | None = None
         self.status: Mapping[str, Any] = {}
         self.retires_since: float | None = None
         self.kill_at: float | None = None
@@ -431,14 +432,13 @@ class _Worker:
         return self.retires_since is None and bool(self.status.get("ready")) and not self.why_not_alive()
 
     def note_health(self, reply: HttpReply | None) -> None:
-        """Note the reply of its probe. Changes `status`, `seen` and `well`."""
+        """Note the reply of its probe. Changes `status`, `seen` and `unwell_since`."""
         now = time.monotonic()
         if reply is not None:
             self.seen = now
             if reply.content_type == _JSON:
                 self.status = json.loads(reply.body)
-        if not self.why_not_alive():
-            self.well = now
+        self.unwell_since = (self.unwell_since or now) if self.why_not_alive() else None
 
     def why_not_alive(self) -> str:
         """Return why it should be started again; empty if it should not."""
@@ -676,8 +676,9 @@ class _Supervisor:
         now = time.monotonic()
         for worker in self._workers:
             late = worker.kill_at is not None and now > worker.kill_at
-            why = "it did not end in time" if late else worker.why_not_alive()
-            if late or (why and self._watchdog is not None and now > worker.well + 2 * self._watchdog):
+            unwell = self._watchdog and worker.unwell_since and now > worker.unwell_since + 2 * self._watchdog
+            why = "it did not end in time" if late else worker.why_not_alive() if unwell else ""
+            if why:
                 text = "process %(pid)d is killed: %(reason)s"
                 emit(logger, "worker.restarted", text, level=logging.ERROR, pid=worker.child.pid, reason=why)
                 worker.child.kill()
