@@ -86,6 +86,38 @@ def test_a_signal_counts_also_while_files_change_all_the_time(monkeypatch: pytes
     assert supervise(command, tmp_path) == 0
 
 
+def test_a_file_that_is_gone_again_after_the_first_look_is_no_change(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = count()
+
+    def changing(_folder: Path) -> run.Snapshot:
+        number = next(looks)
+        if number == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"generated.py": (1, 1)} if number == 1 else {}
+
+    monkeypatch.setattr(run, "scan", changing)
+    monkeypatch.setattr(run, "POLL_EVERY", 0.01)
+    command = [sys.executable, "-c", f"import os; os.read(int(os.environ[{CHANNEL!r}]), 1)"]
+    assert supervise(command, tmp_path) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.timeout(30)
+def test_the_third_signal_ends_also_a_child_that_is_frozen(tmp_path: Path) -> None:
+    program = """
+import os, signal, time
+supervisor = os.getppid()
+if os.fork():
+    os.kill(os.getpid(), signal.SIGSTOP)
+for _ in range(3):
+    time.sleep(0.2)
+    os.kill(supervisor, signal.SIGTERM)
+"""
+    assert supervise([sys.executable, "-c", program], tmp_path) == 1
+
+
 async def test_a_change_starts_the_peer_again(supervisor: Child, app: trio.Path, mesh: worqr.Mesh) -> None:
     await until(lambda: starts(supervisor) == 1, LONG)
     async with mesh.connect():

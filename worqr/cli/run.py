@@ -33,6 +33,7 @@ from worqr.hosting.logs import Level, set_up_logging
 from worqr.hosting.service import EXIT_AFTER, Service, exit_after, refuse_run
 from worqr.hosting.supervisor import (
     CHANNEL,
+    LEVEL_NOW,
     Limits,
     Parent,
     Plan,
@@ -250,9 +251,14 @@ class _Supervisor:
         self._control = -1
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Handle a signal: pass it on. The child may have received it from the terminal, too."""
+        """Handle a signal: pass it on. The child may have received it from the terminal, too.
+
+        The third one ends also a child that cannot read, because it is frozen, or holds the interpreter.
+        """
         self._urgency = max(1, self._urgency + (number != signal.SIGHUP))
         self._send_request(self._urgency)
+        if self._urgency >= LEVEL_NOW and self._child is not None:
+            self._child.kill()
 
     def run(self) -> int:
         """Run and restart the child until a signal comes; return the exit code."""
@@ -265,7 +271,7 @@ class _Supervisor:
             if self._urgency or (now := scan(self._folder)) == known:
                 continue
             now = self._wait_unchanged(now)
-            if self._urgency:
+            if self._urgency or now == known:
                 continue
             print_error(f"{describe_change(known, now)} changed; restarting")
             known = now
