@@ -122,7 +122,7 @@ def context(task: bytes) -> dict[str, Any]:
         "meta": dict(now.meta),
         "cancel_reason": now.cancel_reason,
         "check_cancelled": now.check_cancelled(),
-        "left": None if now.deadline is None else now.deadline - time.monotonic(),
+        "deadline": now.deadline,
     }
 
 

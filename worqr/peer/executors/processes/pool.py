@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
-from time import monotonic
 from typing import Any, Final
 
 import msgspec
@@ -716,7 +715,6 @@ class _KilledRun(OffloadedRun):
 
 
 def _request(function: Name, run: Run[RunHost], carrier: dict[str, str]) -> RunRequest:
-    left = None if run.deadline is None else run.deadline - monotonic()
     calls = [(item.fence, _entry_of(item)) for item in run.items] if run.is_list else None
     return RunRequest(
         *(
@@ -727,7 +725,7 @@ def _request(function: Name, run: Run[RunHost], carrier: dict[str, str]) -> RunR
             run.fence,
             _entry_of(run),
             replace(run.host.policy, own_backoff=None),  # the peer decides about the delay
-            left,
+            run.deadline,
             carrier,
         ),
         calls,

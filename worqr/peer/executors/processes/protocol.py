@@ -167,9 +167,10 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """One run: the claim's entry from the start's reply, and the options of its handler. `base`: of the keys of its queue.
-    `id_suffix`: the suffix of the ids that are generated there. `left`: seconds to its deadline. `carrier`: the context of its
-    trace. `calls`: claims and entries of the calls of a list handler; None: it is no list handler. `hides_arguments`,
-    `deploy`: as in `RunHost`. `progressed`: as in `Run`, of a run that keeps the claim of the one before.
+    `id_suffix`: the suffix of the ids that are generated there. `deadline`: as in `Run`, by a clock that all processes share.
+    `carrier`: the context of its trace. `calls`: claims and entries of the calls of a list handler; None: it is no list
+    handler. `hides_arguments`, `deploy`: as in `RunHost`. `progressed`: as in `Run`, of a run that keeps the claim of the one
+    before.
     """
 
     function: Name
@@ -179,7 +180,7 @@ class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     fence: int
     entry: bytes | list[bytes]
     policy: Policy
-    left: float | None
+    deadline: float | None
     carrier: dict[str, str]
     calls: list[tuple[int, bytes | list[bytes]]] | None
     hides_arguments: bool = False

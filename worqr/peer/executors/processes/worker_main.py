@@ -443,8 +443,8 @@ class RunLoop:
     def _run(self, request: RunRequest) -> Answer:
         host = ProcessHost(request, self._state, self._pipe, self._progress, self._saves)
         run = run_of(host, request)
-        if request.left is not None:
-            Timer(run, time.monotonic() + request.left)
+        if request.deadline is not None:
+            Timer(run, request.deadline)
         if request.progressed:
             run.note_progress()
         current_run.set(run)
