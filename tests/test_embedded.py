@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -183,6 +184,24 @@ def test_a_silent_server_is_told_and_ended(monkeypatch: pytest.MonkeyPatch, tmp_
     assert not is_running(server.pid)
 
 
+def test_a_server_that_loads_its_data_has_the_time_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, program: Path, tmp_path: Path
+) -> None:
+    with (
+        EmbeddedServer(program=program, appendonly=True, dir=tmp_path) as server,
+        redis.Redis.from_url(server.url) as client,
+        client.pipeline(transaction=False) as pipeline,
+    ):
+        for number in range(4096):
+            pipeline.set(f"key {number}", "")
+        pipeline.execute()
+    monkeypatch.setattr(embedded, "START_WITHIN", 1.5)
+    slow = {"key-load-delay": "600"}  # microseconds for each key
+    began = time.monotonic()
+    with EmbeddedServer(program=program, appendonly=True, dir=tmp_path, settings=slow):
+        assert time.monotonic() - began > 2
+
+
 def test_leaving_after_the_server_died_is_no_error(program: Path) -> None:
     with EmbeddedServer(program=program) as server:
         os.kill(server.pid, 9)
@@ -240,12 +259,12 @@ async def test_it_outlives_the_thread_that_started_it(spawn: Spawn) -> None:
     child = spawn(
         """
         import threading
-        from worqr.embedded import EmbeddedServer, _answers
+        from worqr.embedded import EmbeddedServer, _answer
         server = EmbeddedServer()
         thread = threading.Thread(target=server.__enter__)
         thread.start()
         thread.join()
-        print(_answers(server.socket_path))
+        print(_answer(server.socket_path)[:5] == b"+PONG")
         """
     )
     assert await child.line() == "True"
@@ -255,15 +274,15 @@ async def test_a_forked_child_stops_nothing(spawn: Spawn) -> None:
     child = spawn(
         """
         import os
-        from worqr.embedded import EmbeddedServer, _answers, shared_server
+        from worqr.embedded import EmbeddedServer, _answer, shared_server
         with EmbeddedServer() as server, shared_server() as shared:
             pid = os.fork()
             if pid:
                 os.waitpid(pid, 0)
-                print(_answers(server.socket_path), _answers(shared.socket_path))
+                print(_answer(server.socket_path)[:5] == b"+PONG", _answer(shared.socket_path)[:5] == b"+PONG")
             else:
                 with shared_server() as own:
-                    print(_answers(server.socket_path), own.pid != shared.pid)
+                    print(_answer(server.socket_path)[:5] == b"+PONG", own.pid != shared.pid)
         """
     )
     assert await child.line() == "True True"

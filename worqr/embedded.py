@@ -72,10 +72,13 @@ SOCKET_PATH_LIMIT = 100
 """Longest path of a unix socket, in bytes: macOS has room for 104 with the final NUL, Linux for 108."""
 
 START_WITHIN = 30.0
-"""Seconds within which a server must reply. It starts in milliseconds, unless it loads an append-only file."""
+"""Seconds within which a server must reply. It starts in milliseconds, and replies while it loads an append-only file."""
 
 LOG_LINES = 8
 """The lines of the log that an error shows if a server does not start."""
+
+_READY = (b"+PONG", b"-NOAUTH")
+"""How the reply of a server begins that runs. The application may know the password."""
 
 # $1: the signal that ends the server; $2: the folder to remove; then the command line of the server. A subshell reads the leash,
 # so that the shell can wait for the end of the server. CONT, because a stopped process does not handle TERM.
@@ -260,9 +263,11 @@ class _Running:
     def _wait_ready(self, keeper: subprocess.Popen[bytes], within: float) -> None:
         deadline = time.monotonic() + within
         pause = 0.001
-        while not _answers(self.socket_path):
+        while not (answer := _answer(self.socket_path)).startswith(_READY):
             if keeper.poll() is not None:
                 raise self._unavailable("did not start")
+            if answer.startswith(b"-LOADING"):  # for as long as its data need
+                deadline = time.monotonic() + within
             if time.monotonic() > deadline:
                 raise self._unavailable(f"did not answer within {within:g} s")
             time.sleep(pause)
@@ -314,17 +319,16 @@ def _private_folder() -> Path:
     return Path(folder)
 
 
-def _answers(path: str) -> bool:
+def _answer(path: str) -> bytes:
+    """Return the reply of a server to a ping; empty: there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:
             probe.connect(path)
             probe.sendall(b"PING\r\n")
-            answer = probe.recv(64)
+            return probe.recv(64)
         except OSError:
-            return False
-    # A server that requires a password counts as running: the application may know the password.
-    return answer.startswith((b"+PONG", b"-NOAUTH"))
+            return b""
 
 
 @asynccontextmanager

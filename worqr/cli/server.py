@@ -572,9 +572,9 @@ def _run_for_development(port: int, dir: Path | None) -> None:
     def request_stop(_number: int, _frame: FrameType | None) -> None:
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, request_stop)
     with EmbeddedServer(port=port, appendonly=dir is not None, dir=dir) as running:
+        for number in (signal.SIGINT, signal.SIGTERM):  # not earlier: it may load its data for minutes
+            signal.signal(number, request_stop)
         print(f"redis://127.0.0.1:{port}/0" if port else running.url, flush=True)
         kept = f"data are stored in {escape(str(dir))}" if dir is not None else "data are deleted when it stops"
         print(
