@@ -163,3 +163,32 @@ def test_a_silent_worker_costs_no_other_its_long_reply(children: Callable[..., l
     several = children(SILENT, *[REPLIES.replace("SIZE", str(long))] * 4)
     wait_until(lambda: sizes(several[1:]) == [long] * 4)
     assert [sizes(several) for _ in range(3)] == [[None, *[long] * 4]] * 3
+
+
+STOPS = """
+import os
+channel, received = int(os.environ["WORQR_CONTROL"]), b""
+while b"\\n1\\n" not in received:
+    received += os.read(channel, 4096)
+"""
+
+
+def test_a_worker_that_was_frozen_for_long_still_gets_the_request_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent: Any = supervisor._Supervisor(Plan([sys.executable, "-c", STOPS], 1, Limits(), grace=100, probe=None))
+    monkeypatch.setattr(parent, "_reap", lambda: None)  # it would reap the other children of the tests
+    monkeypatch.setattr(supervisor, "REPLY_WITHIN", 0.001)
+    parent._start_missing()
+    [worker] = parent._workers
+    try:
+        os.kill(worker.child.pid, signal.SIGSTOP)
+        worker.child._socket.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:  # as questions of many minutes would
+                worker.child._socket.send(b"get 0 /ready *\n")
+        parent._level = 1
+        parent._once()
+        os.kill(worker.child.pid, signal.SIGCONT)
+        wait_until(lambda: parent._once() or os.waitpid(worker.child.pid, os.WNOHANG)[0])
+    finally:
+        worker.child.kill()
+        worker.child.close()

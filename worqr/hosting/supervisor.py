@@ -550,6 +550,8 @@ class _Supervisor:
             return True
         for worker, reply in _ask(self._workers, "/ready", _JSON):
             worker.note_health(reply)
+            if self._passed_on:  # again: the channel to one that was frozen may have been full
+                worker.child.request_stop(self._passed_on)
         if self._plan.probe is not None:
             retiring = [worker for worker in self._workers if worker.retires_since is not None]
             for worker, reply in _ask(retiring, "/metrics", "text/plain"):
