@@ -386,6 +386,8 @@ def speak_later(task: bytes) -> None:
     def speak() -> None:
         GO.wait()
         now.progress(message="out of turn")
+        now.extend(1000)
+        now.cost(1000)
 
     STALE.append(threading.Thread(target=speak))
     STALE[-1].start()

@@ -90,6 +90,7 @@ class Pool:
         raw: bool = False,
         desk: Desk | None = None,
         deadline: float | None = None,
+        fence: int = FENCE,
     ) -> Any:
         """The result of a job's run, not decoded: (kind, bytes), or None."""
         run = self.children.prepare(handler)
@@ -98,7 +99,7 @@ class Pool:
             desk.policy = policy
         fields = {"id": "x", **(record or {})}
         entry = [part.encode() for pair in fields.items() for part in pair] + [b"task", task]
-        own = Run(desk, None, FENCE, task if raw else entry)
+        own = Run(desk, None, fence, task if raw else entry)
         if deadline is not None:
             Timer(own, deadline)
         token = current_run.set(own)

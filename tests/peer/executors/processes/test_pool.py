@@ -231,9 +231,10 @@ async def test_the_last_progress_arrives_while_the_run_goes_on() -> None:
 
 async def test_what_a_thread_left_behind_says_is_not_taken_for_the_next_run() -> None:
     async with open_pool(1) as pool:
-        await pool.run(jobs.speak_later)
-        await pool.run(jobs.let_speak)
+        await pool.run(jobs.speak_later, deadline=time.monotonic() + 1000)
+        await pool.run(jobs.let_speak, fence=FENCE + 1)
         assert pool.desk.said == [(None, "in turn")]
+        assert pool.desk.extended == pool.desk.costs == []
 
 
 async def test_a_run_can_ask_for_more_time() -> None:

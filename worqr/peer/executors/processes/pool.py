@@ -744,9 +744,11 @@ async def _on_report(run: Run[RunHost], ended: list[CallEnded], what: Report) ->
     if isinstance(what, CallEnded):
         ended.append(what)
     elif isinstance(what, Extended):
-        run.host.extend(run, what.seconds)
+        if what.fence == run.fence:  # else a thread of an earlier run has sent it
+            run.host.extend(run, what.seconds)
     elif isinstance(what, Used):
-        run.host.note_cost(run, what.cost)
+        if what.fence == run.fence:
+            run.host.note_cost(run, what.cost)
     else:
         for item in run.items:
             if item.fence != what.fence:

@@ -198,14 +198,16 @@ class Progressed(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Extended(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The run requests a deadline `seconds` from now."""
+    """The run with this fence requests a deadline `seconds` from now. A thread of an earlier run may send it."""
 
+    fence: int
     seconds: float
 
 
 class Used(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The run has used so much of limits with a unit."""
+    """The run with this fence has used so much of limits with a unit."""
 
+    fence: int
     cost: int
 
 

@@ -277,12 +277,12 @@ class ProcessHost:
         if run.timer is not None:
             self._pipe.check_no_fork("extend its deadline")
             run.timer.move_to(time.monotonic() + seconds)
-            self._pipe.send(Extended(seconds))
+            self._pipe.send(Extended(run.fence, seconds))
 
     def note_cost(self, run: Run[Any], used: int) -> None:
         """Tell the parent what a run has used of limits. From any thread."""
         self._pipe.check_no_fork("set its cost")
-        self._pipe.send(Used(used))
+        self._pipe.send(Used(run.fence, used))
 
 
 class _InProcess:
