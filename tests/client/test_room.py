@@ -253,6 +253,29 @@ async def test_a_call_waits_for_room_in_its_lane(mesh: worqr.Mesh, server: Serve
         await work.queue.delete()
 
 
+@pytest.mark.usefixtures("by_messages_alone")
+async def test_calls_for_several_full_lanes_wait_for_room_in_each(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
+    @mesh.task(name="f", lanes=worqr.Lanes("customer", max_length=20))
+    async def work(customer: str) -> None: ...
+
+    call, lanes = work.options(wait=PATIENCE).call, ["acme", "initech"]
+    async with mesh.connect():
+        await mesh.dispatch_many(work.call(lane) for lane in lanes * 20)
+        for order in (lanes, lanes[::-1]):
+            async with at_most(PATIENCE), trio.open_nursery() as nursery:
+                nursery.start_soon(mesh.dispatch_many, [call(lane) for lane in lanes])
+                await until(lambda: waiting(server, prefix, "f") == 2)
+                await work.queue.cancel_lane(order[0])
+                await until(lambda: waiting(server, prefix, "f") == 1)
+                await eventually(lambda: work.queue.count(), 21)
+                await work.queue.cancel_lane(order[1])
+            assert (await work.queue.count(), waiting(server, prefix, "f")) == (2, 0)
+            await mesh.dispatch_many(work.call(lane) for lane in lanes * 19)
+        await work.queue.delete()
+
+
 @pytest.mark.parametrize("how", ["enqueue_many", "dispatch_many"])
 async def test_a_call_without_a_lane_finds_room_at_once(mesh: worqr.Mesh, how: str) -> None:
     @mesh.task(name="f", lanes=worqr.Lanes("customer", max_length=1))

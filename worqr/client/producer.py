@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
@@ -564,7 +564,9 @@ class Producer:
         """
 
         async def attempt(waiter: str) -> Job[Any]:
-            request = ops.dispatch_jobs(keys, _waiting_as(jobs, waiter), all_or_none=all_or_none, replicas=replicas)
+            request = ops.dispatch_jobs(
+                keys, _waiting_as(jobs, waiter, count()), all_or_none=all_or_none, replicas=replicas
+            )
             try:
                 done = await self._client.link_to(keys.name).call(request)
             except NotReplicated as late:
@@ -952,7 +954,8 @@ class Producer:
             task = self.sealed(call.task, options) if self._client.values else call.task
             jobs.append((await sharding.options_for(keys, options), task))
             replicas = max(replicas, wanted)
-        return ops.dispatch_jobs(keys, _waiting_as(with_random_ids(jobs), waiter), replicas=replicas)
+        waiting = _waiting_as(with_random_ids(jobs), waiter, (position for position, _ in calls))
+        return ops.dispatch_jobs(keys, waiting, replicas=replicas)
 
     def _keys(self, call: Call[Any]) -> QueueKeys:
         return _keys_of(self._client.settings.prefix, call.queue)
@@ -1038,9 +1041,19 @@ def handle_of(
     return Job(client, queue, done.id, done.number, cast("Outcome", done.outcome), results, at=at)
 
 
-def _waiting_as(jobs: Sequence[NewJob], waiter: str) -> Sequence[NewJob]:
-    """Return the jobs of one request, which wait for room together under the name `waiter` (empty: they do not wait)."""
-    return [({**options, "waiter": f"{waiter} {len(jobs)}"}, task) for options, task in jobs] if waiter else jobs
+def _waiting_as(jobs: Sequence[NewJob], waiter: str, positions: Iterable[int]) -> Sequence[NewJob]:
+    """Return the jobs of one request, which wait for room under the name `waiter` (empty: they do not wait). Each lane has a
+    number of its own in it, because each gets room by itself: that of its first job, by the `positions` in the call.
+    """
+    if not waiter:
+        return jobs
+    name, _, start = waiter.rpartition("-")
+    numbers: dict[object, int] = {}
+    for (options, _), position in zip(jobs, positions, strict=False):
+        numbers.setdefault(options.get("lane"), int(start) + position)
+    return [
+        ({**options, "waiter": f"{name}-{numbers[options.get('lane')]} {len(jobs)}"}, task) for options, task in jobs
+    ]
 
 
 def _no_call(given: object) -> UsageError:

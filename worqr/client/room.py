@@ -17,6 +17,7 @@ from itertools import count
 from typing import Final, TypeVar
 
 from worqr.client.notifications import POLL_EVERY, Notification
+from worqr.command import MAX_ITEMS
 from worqr.errors import QueueFull, RefusedByServer, UsageError, is_at_max_length
 from worqr.keys import QueueKeys, RoomKeys
 from worqr.link import Link
@@ -51,11 +52,12 @@ class RoomChannel:
 
         Yields:
             tuple[str, Notification]: Its name for the server. The number in it is the lowest free one, so that calls that gave up
-                leave few entries there. And the flag that is set when the queue may have room for it.
+                leave few entries there. Those up to the next `MAX_ITEMS` are its own, too: one for each of its lanes. And the
+                flag that is set when the queue may have room for it.
         """
         notification = Notification(self._link)
         with self._link.driver.entered:
-            number = next(n for n in count() if n not in self._waiting)
+            number = next(n for n in count(step=MAX_ITEMS) if n not in self._waiting)
             self._waiting[number] = notification
         try:
             yield f"{self._name}-{number}", notification
@@ -79,7 +81,7 @@ class RoomChannel:
     def _deliver(self, _channel: str, message: bytes) -> None:
         """Wake the call with this number. If it has given up, wake another one: the room is free."""
         number = whole(message, -1)
-        notification = self._waiting.get(number) or next(iter(self._waiting.values()), None)
+        notification = self._waiting.get(number - number % MAX_ITEMS) or next(iter(self._waiting.values()), None)
         if notification is not None:
             notification.set()
 

@@ -844,6 +844,21 @@ local function keep_record(result, fields)
   write_hash(result, kept)
 end
 
+-- Returns the names under which `jobs` waited for room, but those under which one was refused now.
+local function served_waiters(jobs, reply)
+  local refused, served = {}, {}
+  for i, job in ipairs(jobs) do
+    local waiter = job[1].waiter
+    if waiter then
+      refused[waiter] = refused[waiter] or reply[i + 1][1] == 'full'
+    end
+  end
+  for waiter, is_refused in pairs(refused) do
+    served[#served + 1] = not is_refused and waiter or nil
+  end
+  return served
+end
+
 -- dispatch_jobs: stores jobs, or changes those that have the same id, each by its options. A job whose id runs is blocked until
 -- that run ends. Wakes as many waiting workers as there are new tasks.
 -- ARGV[4] whole 1: if one is a duplicate or the queue is full, none is stored
@@ -895,7 +910,7 @@ local function dispatch_jobs()
     jobs[#jobs + 1] = {o, task, seen}
   end
 
-  local created, ready, subscribers, ids, waiter = 0, 0, nil, nil, nil
+  local created, ready, subscribers, ids, waits = 0, 0, nil, nil, false
   local token, now, assigned = next_token(queue)
   store_token(queue, token + #jobs - 1)
   reply = {'ok'}
@@ -907,7 +922,7 @@ local function dispatch_jobs()
     end
     local outcome, id, last, put, made = dispatch_one(queue, o, task, digits(token + i - 1), now, seen)
     done[id], created, ready = true, created + made, ready + put
-    waiter = outcome ~= 'full' and o.waiter or waiter
+    waits = waits or o.waiter
     if made == 1 then
       subscribers = subscribers or redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events')
       ids = ids or subscribers[2] and subscribers[2] > 0 and {}
@@ -920,8 +935,8 @@ local function dispatch_jobs()
   renew_hourly(queue, assigned, now)
   count(queue, 'enqueued', created, ids, subscribers)
   wake(queue, ready + count_members(queue))
-  if waiter then
-    leave_waiters(queue, waiter)
+  if waits then
+    leave_waiters(queue, served_waiters(jobs, reply))
   end
   return reply
 end

@@ -284,8 +284,8 @@ end
 
 -- Room: how producers wait until a queue that is full has room for their tasks.
 -- The hash `:waiters` has an entry for each call that waits. Its name is CHANNEL-NUMBER, the channel of the program and the number
--- of the call there. Its value is what the call waits for: the max_length, how many tasks need room together, the max_length of
--- their lane, the time in ms, and the lane; a bound that there is not is -.
+-- of the call there, or of one of its lanes. Its value is what the call waits for: the max_length, how many tasks need room together,
+-- the max_length of their lane, the time in ms, and the lane; a bound that there is not is -.
 -- A script that takes tasks out of the queue removes entries for which there is room, and publishes each number on
 -- `:room:CHANNEL`. The program asks again then. An entry is a hint: messages may get lost, so a program also asks once a second,
 -- which notes it again. So the hash expires soon after the last of them.
@@ -398,10 +398,12 @@ local function give_room(base)
   end
 end
 
--- Removes the entry of a producer that has found room, and wakes others if there is more.
-local function leave_waiters(base, waiter)
-  if redis.call('EXISTS', base .. ':waiters') == 1 then
-    own(redis.pcall('HDEL', base .. ':waiters', (parsed_waiter(waiter))))
+-- Removes the entries of a producer that has found room, and wakes others if there is more.
+local function leave_waiters(base, waiters)
+  if waiters[1] and redis.call('EXISTS', base .. ':waiters') == 1 then
+    for _, waiter in ipairs(waiters) do
+      own(redis.pcall('HDEL', base .. ':waiters', (parsed_waiter(waiter))))
+    end
     wake_producers(base)
   end
 end
@@ -458,7 +460,7 @@ local function enqueue()
     wake(queue, tasks)
   end
   if waiter then
-    leave_waiters(queue, waiter)
+    leave_waiters(queue, {waiter})
   end
   return {'ok', tasks}
 end
@@ -508,7 +510,7 @@ local function enqueue_traced()
   count(queue, 'enqueued', tasks)
   wake(queue, tasks)
   if waiter then
-    leave_waiters(queue, waiter)
+    leave_waiters(queue, {waiter})
   end
   return {'ok', tasks}
 end
