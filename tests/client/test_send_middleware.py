@@ -112,6 +112,22 @@ async def test_it_runs_once_for_each_call_and_in_the_context_of_the_sender(serve
         await bench.run_until_empty(raise_errors=False)
 
 
+@pytest.mark.parametrize("records", [False, True])
+async def test_calls_with_options_are_no_plain_tasks(server: Server, prefix: str, records: bool) -> None:
+    mesh = meshed(prefix)
+
+    @mesh.task(name="note")
+    async def note(n: int) -> None: ...
+
+    with pytest.raises(worqr.UsageError, match="a call of 'note' has options"):
+        if records:
+            with testing.recording(mesh):
+                await mesh.enqueue_many([note.options(id="x").call(1)])
+        else:
+            async with testing.bench(mesh, url=server.url):
+                await mesh.enqueue_many([note.options(id="x").call(1)])
+
+
 async def test_a_lane_that_it_gives_has_the_bound_of_the_function(server: Server, prefix: str) -> None:
     mesh = meshed(prefix, lambda sending: sending.set(lane=tenant.get()))
 

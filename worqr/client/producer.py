@@ -602,9 +602,7 @@ class Producer:
         stored = sending = 0
         late: NotReplicated | None = None
         try:
-            for batch in self._batches(calls):
-                for call in batch:
-                    check_plain(call)
+            for batch in self._batches(calls, plain=True):
                 if jobs := [call for call in batch if call._options.keys() - RAW_OPTIONS]:
                     try:
                         stored += len(await self.dispatch_many(jobs))
@@ -960,18 +958,22 @@ class Producer:
     def _keys(self, call: Call[Any]) -> QueueKeys:
         return _keys_of(self._client.settings.prefix, call.queue)
 
-    def _batches(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
+    def _batches(self, calls: Iterable[Call[R]], *, plain: bool = False) -> Iterator[list[Call[R]]]:
         self._client.check_connected()
         waiting = iter(calls)
         while batch := list(islice(waiting, MAX_ITEMS)):
-            yield [self._checked(call) for call in batch]
+            yield [self._checked(call, plain=plain) for call in batch]
 
-    def _checked(self, call: Call[R]) -> Call[R]:
-        """Return a call as middleware has changed it. Raises UsageError or PayloadTooLarge if it cannot be sent."""
+    def _checked(self, call: Call[R], *, plain: bool = False) -> Call[R]:
+        """Return a call as middleware has changed it. Raises UsageError or PayloadTooLarge if it cannot be sent, or not as a
+        `plain` task.
+        """
         if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise _no_call(call)
         if call._target is not None:
             call._target.require_client()
+        if plain:
+            _check_plain(call)
         check_task(call.task, self._client.settings.max_payload)
         return self.prepared(call)
 
@@ -1075,10 +1077,10 @@ def _note_progress(error: Exception, verb: str, done: int, sending: int) -> None
         error.add_note(f"the first {done:,} calls were {verb}{also}")
 
 
-def check_plain(call: Call[Any]) -> None:
+def _check_plain(call: Call[Any]) -> None:
     """Raise UsageError for a call that was given options that make it a job."""
     given = call._options.keys() - RAW_OPTIONS - LANE_OPTIONS - DECLARED_OPTIONS
-    if given and not call._is_prepared:
+    if given:
         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
 
 

@@ -15,7 +15,7 @@ from worqr.batches import BatchInfo, BatchRef, BatchState
 from worqr.client.batch import Batch, BatchMaker, OpenBatch, Plan
 from worqr.client.client import Client, Connection, ConnectionRegistry
 from worqr.client.job import Job
-from worqr.client.producer import Call, Producer, check_plain
+from worqr.client.producer import Call, Producer
 from worqr.embedded import Relocation
 from worqr.errors import BatchEnded, NoResult, UsageError
 from worqr.functions.function import Function
@@ -293,9 +293,7 @@ class RecordingProducer(Producer):
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Record calls, all or none."""
-        noted = [self._checked(call) for call in calls]
-        for call in noted:
-            check_plain(call)
+        noted = [self._checked(call, plain=True) for call in calls]
         self._note(noted)
         return len(noted)
 
