@@ -647,6 +647,14 @@ async def test_apply_refuses_what_its_prefix_does_not_cover(
     assert await world.mesh.schedules() == []
 
 
+async def test_what_another_program_has_stored_alike_is_unchanged(world: World, new_mesh: NewMesh) -> None:
+    stored = await world.mesh.schedules_apply("report/", wanted(world, "a", "b"))
+    other = new_mesh(app="other")
+    async with other.connect():
+        assert await other.schedules_apply("report/", wanted(world, "a", "b")) == worqr.AppliedSchedules(unchanged=2)
+    assert stored.created == 2
+
+
 async def test_a_page_has_a_thousand_and_all_are_listed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     page, pages = ops.page_schedules, list[str]()
 

@@ -446,7 +446,7 @@ class StoredSchedules(ScheduleControls):
         """Return those that are not stored like this."""
         wanted = {plan.definition.name: plan for plan in plans}
         calls = await self._calls_of(row for name, row in there.items() if name in wanted)
-        alike = [row for row, found in calls if found == (row.version, wanted[row.name].blob)]
+        alike = [row for row, found in calls if found and found[0] == row.version and wanted[row.name].is_in(found[1])]
         same = {row.name for row in alike if await self._is_served(row, wanted[row.name].definition.queue)}
         return [plan for name, plan in wanted.items() if name not in same]
 
@@ -555,6 +555,16 @@ class _Plan:
     options: Mapping[str, object]
     blob: bytes
     force: str = ""
+
+    def is_in(self, blob: bytes) -> bool:
+        """Return True if this schedule is stored in `blob`, by this or another program."""
+        if blob == self.blob:
+            return True
+        with suppress(UsageError):
+            stored = StoredCall.decode(blob)
+            times = msgspec.structs.replace(stored.times, by=self.definition.by)
+            return msgspec.structs.replace(stored, times=times).encode() == self.blob
+        return False
 
     @staticmethod
     def of(name: object, call: object, given: dict[str, Any], client: Client) -> _Plan:
