@@ -152,6 +152,25 @@ async def test_results_expire(bench: testing.Bench, note: Note) -> None:
         await job.result()
 
 
+async def test_kept_jobs_the_last_runs_and_results_of_earlier_jobs_expire(
+    bench: testing.Bench, mesh: worqr.Mesh, note: Note
+) -> None:
+    @mesh.task(name="kept", keep=worqr.Keep(days=1), recent=10)
+    async def kept() -> None: ...
+
+    await kept.dispatch()
+    once = note.options(id="x")
+    earlier = await once.dispatch(1)
+    await bench.run_until_empty()
+    await once.dispatch(2)
+    assert (len(await kept.queue.jobs(state="ended")), len(await kept.queue.recent())) == (1, 1)
+    assert await earlier.result() == 1
+    await bench.advance(DAY)
+    assert (await kept.queue.jobs(state="ended"), await kept.queue.recent()) == ([], [])
+    with pytest.raises(worqr.NoResult):
+        await earlier.result()
+
+
 async def test_an_id_is_taken_only_so_long(bench: testing.Bench, note: Note) -> None:
     once = note.options(id="x", unique_for=DAY, if_exists="skip")
     assert (await once.dispatch(1)).outcome == "created"

@@ -44,7 +44,7 @@ from worqr.peer.peer import Peer
 #
 # The scripts of a bench are the usual ones, except that they call ``moved_time()`` of ``clock.lua`` instead of ``TIME``. A
 # key of the bench's prefix has the setting of the clock. Keys expire by the server's own clock, which does not move. So this
-# module makes keys expire earlier whose end a user can see: results, and ids reserved by ``unique_for``.
+# module makes keys expire earlier whose end a user can see: results, kept jobs, the last runs, ids reserved by ``unique_for``.
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -181,7 +181,7 @@ class Clock:
         if self._stopped_ms is not None:
             self._stopped_ms += ms
         await self._set()
-        for rest in (":result:*", ":taken:*", ":sent:*", ":paused", ":part:*"):
+        for rest in (":result:*", ":older_result:*", ":taken:*", ":sent:*", ":paused", ":part:*", ":done*", ":recent"):
             found = await keys_like(self._link, self._keys, f"{self._keys.prefix}:{{*{rest}")
             await _expire(self._link, self._keys, [(key, max(1, at - ms)) for key, at in found if at > 0])
 
