@@ -149,6 +149,19 @@ def test_what_a_signal_handler_raises_meanwhile_reaches_the_program(
     assert not lines(caplog, "link.deliver")
 
 
+def test_ctrl_c_in_a_delivery_keeps_no_other_one_back(link: Link) -> None:
+    def interrupt(_value: object, _error: object) -> None:
+        raise KeyboardInterrupt
+
+    heard = list[object]()
+    with pytest.raises(KeyboardInterrupt):
+        with link.together:
+            link.post(echo("a"), interrupt)
+            link.post(echo("b"), lambda value, _error: heard.append(value))
+        run_blocking(link.call(echo("c")))
+    assert heard == ["b"]
+
+
 def test_a_coroutine_that_waits_for_a_loop_is_refused() -> None:
     closed = []
 
@@ -706,6 +719,41 @@ def test_ctrl_c_at_any_call_of_a_function_of_the_thread_that_drives_leaves_no_ot
         assert len(ended) == 2, at
         at += 1
     assert at > 10
+
+
+@pytest.mark.parametrize("since", ["_readable", "receive_all"])
+def test_ctrl_c_at_any_call_of_a_function_leaves_no_other_thread_without_its_confirmation(
+    new_link: NewLink, proxy: FaultProxy, since: str
+) -> None:
+    def follow(link: Link, ended: list[object]) -> None:
+        subscription = link.subscriptions.open(["b"], lambda *_: None, lambda: None)
+        ended.append(run_blocking(subscription.wait_confirmed()))
+
+    def release(link: Link, thread: threading.Thread, held: Any) -> None:
+        driver: Any = link.driver
+        wait_until(lambda: driver._driving is not None)
+        thread.start()
+        wait_until(lambda: len(driver._followers) == 1)
+        held.release()
+
+    at = 0
+    while True:
+        link = new_link(proxy.url)
+        run_blocking(link.call(echo("connected")))
+        ended = list[object]()
+        thread = threading.Thread(target=follow, args=(link, ended), daemon=True)
+        held = proxy.hold_reply(on="subscribe")
+        mine = link.subscriptions.open(["a"], lambda *_: None, lambda: None)
+        helper = threading.Thread(target=release, args=(link, thread, held))
+        helper.start()
+        if not interrupted(at, lambda mine=mine: run_blocking(mine.wait_confirmed()), since=since):
+            helper.join()
+            break
+        helper.join()
+        thread.join(PATIENCE)
+        assert ended == [None], at
+        at += 1
+    assert at > 5
 
 
 def test_what_is_submitted_while_another_thread_has_the_lock_is_sent(link: Link) -> None:

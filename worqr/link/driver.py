@@ -395,7 +395,8 @@ def settle_all(waiters: Iterable[Waiter], error: WorqrError | None = None) -> No
 
 def wake_all(waiters: Iterable[Waiter]) -> None:
     """In the loop: wake each waiter once. An error in one callback is logged, and the others run."""
-    for waiter in waiters:
+    rest = iter(waiters)
+    for waiter in rest:
         wake = waiter.wake
         if wake is not None:
             waiter.wake = None
@@ -405,6 +406,7 @@ def wake_all(waiters: Iterable[Waiter]) -> None:
                 emit(logger, "link.deliver", BUG, exc_info=error)
             except BaseException:  # Ctrl-C, where `wake` began: the end of the link wakes the caller
                 waiter.wake = wake
+                wake_all(rest)
                 raise
 
 

@@ -452,7 +452,14 @@ class Subscriptions:
             self._readable()
 
     def _readable(self) -> None:
-        """Read the input and deliver it."""
+        """Read the input and deliver it. What Ctrl-C interrupts, the next connection confirms again."""
+        try:
+            self._read_all()
+        except BaseException:
+            self._lost(ConnectionLost("it was interrupted", innocent=True))
+            raise
+
+    def _read_all(self) -> None:
         try:
             if self._transport is not None:
                 self._receive(self._transport)
@@ -611,8 +618,8 @@ class Subscription:
         self._wake()
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        wake_all(waiters)
+        wake_all(self._waiters)
+        self._waiters.clear()  # last: those that Ctrl-C leaves are woken with the next confirmation
 
 
 def receive_all(news: list[tuple[Listener, str | None, bytes]]) -> None:
