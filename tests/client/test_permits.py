@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -183,6 +184,23 @@ async def test_a_limit_whose_node_does_not_answer_delays_the_permits_of_no_other
     async with mesh.connect(), mesh.limit(worqr.Limit(1, name="away")), mesh.limit(worqr.Limit(1, name="near")):
         assert await trio.to_thread.run_sync(all_renewed.wait, PATIENCE)
     assert renewed["away"] == 1
+
+
+async def test_a_permit_that_the_server_grants_too_late_goes_back(own_server: Server, prefix: str) -> None:
+    """Its lease is not awaited."""
+    mesh = worqr.Mesh(url=own_server.tcp_url, prefix=prefix, patience=4)
+    async with mesh.connect():
+        async with mesh.limit(ONE):
+            pass
+        own_server.pause()
+        with pytest.raises(worqr.Unavailable) as caught:
+            async with mesh.limit(ONE):
+                pass
+        assert caught.value.sent is None
+        own_server.resume()
+        resumed = time.monotonic()
+        async with mesh.limit(ONE):
+            assert time.monotonic() - resumed < permits.LEASE / 2
 
 
 async def test_the_connection_that_renews_ends_with_the_permits(

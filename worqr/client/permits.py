@@ -40,7 +40,7 @@ RENEW_EVERY: Final = 2.5
 AT_ONCE: Final = 1000
 """Permits in one request that renews them."""
 RETURN_WITHIN: Final = 2.0
-"""Seconds that the end of a block waits for the server; then the lease ends by itself."""
+"""Seconds that the end of a block waits for the server."""
 MOST_COST: Final = 1_000_000
 MANY_LIMITS: Final = 10_000
 """Limits that a program remembers to have noted. One that uses more of them notes them more often."""
@@ -333,11 +333,16 @@ async def _take(client: Client, keys: LimitKeys, limits: str, permit: str, cost:
 
 
 async def _give_back(client: Client, keys: LimitKeys, permit: str, used: int | None) -> None:
-    """Give a permit back. If the server is away, the work of the block is done all the same, and the lease ends by itself."""
+    """Give a permit back. If the server is away, the work of the block is done all the same, and the request waits alone: the
+    server may still grant what it has received.
+    """
     with suppress(WorqrError):
         client.permits.remove(keys, permit)  # first, so that no renewal follows
-        with client.link.driver.move_on_after(RETURN_WITHIN, shield=True):
-            await client.ask(ops.return_permit(keys, permit, used))
+        call = ops.return_permit(keys, permit, used)
+        with client.link.driver.move_on_after(RETURN_WITHIN, shield=True) as limit:
+            await client.ask(call)
+        if limit.cancelled_caught:
+            client.link.post(call, lambda _, _error: None, patience=client.settings.patience)
 
 
 async def named_limits(client: Client) -> list[LimitInfo]:
