@@ -152,10 +152,9 @@ class ControlledChild:
             while left > 0 and waiting.get_map():
                 left = deadline - time.monotonic()
                 for key, _ in waiting.select(max(0.0, left)):
-                    i: int = key.data
                     with suppress(OSError):  # it has ended
-                        replies[i] = children[i]._receive()
-                        if replies[i] is None:
+                        replies[key.data] = reply = children[key.data]._receive()
+                        if reply is None:
                             continue
                     waiting.unregister(key.fileobj)
         return replies

@@ -555,9 +555,9 @@ class Passes:
         assert self._facts is not None
         sent, without, after = 0, self._left_out(), self._after
         found = self._database.query(self._sql.to_sweep(self._queues, without, after))
-        for since, until in (self._covered_before, (self._facts.covered, self._facts.seen - TOO_OLD_MS)):
-            if any(since < at < until and not tries for _, _, at, tries in found):
-                self._hold(since, until)
+        for since, before in (self._covered_before, (self._facts.covered, self._facts.seen - TOO_OLD_MS)):
+            if any(since < at < before and not tries for _, _, at, tries in found):
+                self._hold(since, before)
         began = time.monotonic()
         self._in_full_lanes = {row: at for row, at in self._in_full_lanes.items() if at > began}
         left, until = deque(each for each in found if each[0] not in self._in_full_lanes), began + SOONEST
@@ -571,8 +571,8 @@ class Passes:
             self._facts = replace(self._facts, covered=self._facts.seen)  # rows wait for a reason
         return sent
 
-    def _hold(self, since: int, until: int) -> None:
-        count = len(self._database.query(self._sql.hold(self._queues, since, until)))
+    def _hold(self, since: int, before: int) -> None:
+        count = len(self._database.query(self._sql.hold(self._queues, since, before)))
         text = (
             "%(count)d rows of the outbox %(table)r are over an hour old, and no sweep has seen them: was the database restored? "
             "They are held until `worqr outbox MODULE:OUTBOX --release`"

@@ -240,14 +240,14 @@ class Statements:
         change = f"tries = {tries}, retry_at = {self.now} + {int(wait_ms)}, error = ?"
         return f"UPDATE {self.table} SET {change} WHERE id IN ({_marks(rows)})", (error, *rows)  # noqa: S608
 
-    def hold(self, only: Collection[str] | None, since: int, until: int) -> Statement:
+    def hold(self, only: Collection[str] | None, since: int, before: int) -> Statement:
         """Hold the rows of these queues, or of all, that were never tried, and stored between these times in ms. Return one
         column for each.
         """
         where = f"state = '{WAITING}' AND format <= {FORMAT} AND tries = 0 AND at > ? AND at < ?"
         if only is not None:
             where += f" AND queue IN ({_marks(only)})"
-        return f"UPDATE {self.table} SET state = '{HELD}' WHERE {where} RETURNING 1", (since, until, *(only or ()))  # noqa: S608
+        return f"UPDATE {self.table} SET state = '{HELD}' WHERE {where} RETURNING 1", (since, before, *(only or ()))  # noqa: S608
 
     def totals(self) -> Statement:
         """Count the rows of each state; with the age of the oldest in ms."""
