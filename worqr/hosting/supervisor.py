@@ -152,9 +152,10 @@ class ControlledChild:
             while left > 0 and waiting.get_map():
                 left = deadline - time.monotonic()
                 for key, _ in waiting.select(max(0.0, left)):
+                    place: int = key.data
                     with suppress(OSError):  # it has ended
-                        replies[key.data] = reply = children[key.data]._receive()
-                        if reply is None:
+                        replies[place] = children[place]._receive()
+                        if replies[place] is None:
                             continue
                     waiting.unregister(key.fileobj)
         return replies
