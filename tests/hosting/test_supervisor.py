@@ -85,7 +85,6 @@ def test_a_hangup_does_not_count_as_the_first_signal() -> None:
     assert levels == [1, 1, 1, 2, 3, 3]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="posix_spawn with descriptors as on Linux")
 def test_a_watchdog_ends_no_worker_that_is_still_starting_and_many_of_them_cost_one_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
