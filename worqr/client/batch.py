@@ -444,7 +444,7 @@ class Batch:
         batch has ended.
 
         Args:
-            timeout: Seconds for the whole block, or a timedelta. None: no limit.
+            timeout: Seconds for the whole block, or a timedelta. None: no limit; 0: the present state only.
 
         Yields:
             AsyncIterator[BatchInfo]: The iterator. It raises `ResultTimeout` if the batch has not ended within `timeout`.

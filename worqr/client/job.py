@@ -819,7 +819,7 @@ class Job(Generic[R]):
         The iterator begins with the present status, yields each change, and ends with the job. Short states may be left out.
 
         Args:
-            timeout: Seconds for the whole block, or a timedelta. None: no limit.
+            timeout: Seconds for the whole block, or a timedelta. None: no limit; 0: the present state only.
 
         Yields:
             AsyncIterator[Status]: The iterator. It raises `ResultTimeout` if the job has not ended within `timeout`.

@@ -172,7 +172,7 @@ class Notification:
 class Watch(AsyncIterator[T]):
     """An iterator over the states of something until its last one, without repetitions.
 
-    It raises `ResultTimeout` when `timeout` seconds have passed since it was made.
+    The first state comes whatever the time. Then it raises `ResultTimeout` when `timeout` seconds have passed since it was made.
 
     Args:
         what: what is watched, for the message.
@@ -204,7 +204,10 @@ class Watch(AsyncIterator[T]):
             yield self
 
     async def __anext__(self) -> T:
-        if self._last is not None and self._is_last(self._last):
+        if self._last is None:
+            self._last = await self._read()
+            return self._last
+        if self._is_last(self._last):
             raise StopAsyncIteration
         with self._link.driver.move_on_after(self._until - time.monotonic()):
             while (state := await self._read()) == self._last:
