@@ -399,9 +399,9 @@ async def test_deadlines_that_were_moved_are_swept(mock_clock: MockClock) -> Non
 async def test_a_run_may_ask_for_more_time(mesh: worqr.Mesh) -> None:
     async def handler(task: bytes) -> None:
         worqr.current().extend(600)
-        await trio.sleep(0.5)
+        await trio.sleep(1.2)
 
-    async with mesh.connect(), serving(mesh, "Q1", handler, timeout=0.2, retry=NOW):
+    async with mesh.connect(), serving(mesh, "Q1", handler, timeout=1, retry=NOW):
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
         await eventually(lambda: finished(q), 1)

@@ -313,7 +313,7 @@ async def test_a_timeout_is_of_the_run_and_the_shortest_of_its_calls(mesh: worqr
     handler = Lists(held=True)
     async with mesh.connect():
         await mesh.queue("Q1").dispatch(b"a")
-        await mesh.queue("Q1").dispatch(b"b", timeout=0.05)
+        await mesh.queue("Q1").dispatch(b"b", timeout=1)
     async with taking(mesh, handler, timeout=FOREVER):
         await until(lambda: handler.cancelled == ["timeout"])
         handler.gate.set()
