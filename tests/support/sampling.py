@@ -61,7 +61,7 @@ SLOW = {
         "peer/test_shared_limits sql/test_kills test_demo test_go_client test_probes test_sentinel "
         "test_walks testing/test_plugin"
     ),
-    0.28: (
+    0.22: (
         "cli/test_document client/test_asyncio client/test_mesh_info client/test_schedules dashboard/test_forgery "
         "dashboard/test_mounts dashboard/test_pages dashboard/test_payloads dashboard/test_security docs/test_others "
         "docs/test_pages faults/test_limits faults/test_outages faults/test_saving link/test_cluster_places "
@@ -70,7 +70,7 @@ SLOW = {
         "peer/test_deadlines peer/test_delivery peer/test_limits peer/test_results peer/test_run_counter peer/test_slots "
         "test_credentials test_lua test_mesh test_prefixes test_replicas test_wire"
     ),
-    0.5: (
+    0.4: (
         "cli/test_list_commands cli/test_metrics cli/test_produce_commands cli/test_reload cli/test_schedule_commands "
         "cli/test_script cli/test_task_commands client/test_batches client/test_producer client/test_queue "
         "client/test_room client/test_topics dashboard/test_openapi dashboard/test_tables faults/test_odd_records "
@@ -80,6 +80,10 @@ SLOW = {
         "peer/test_claims peer/test_failure_handlers peer/test_late_functions peer/test_list_functions "
         "peer/test_reconciler peer/test_scheduler peer/test_work_map_refresher test_argument_codec test_editor "
         "test_embedded test_face test_otel_metrics test_project test_support"
+    ),
+    0.6: (
+        "ops/test_batch_ends peer/test_cancellation peer/test_codec peer/test_functions peer/test_handlers peer/test_lists "
+        "peer/test_middleware peer/test_retrying peer/test_run peer/test_saving peer/test_webhooks"
     ),
 }
 """The share that runs of the files that take longest: they start programs, browsers and clusters, or wait. So a run takes 5
