@@ -130,7 +130,7 @@ def test_a_client_that_is_silent_is_dropped(serve: Serve, monkeypatch: pytest.Mo
 def test_a_client_that_has_sent_its_request_is_not_dropped_because_another_reply_was_slow(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "TIMEOUT", 1.0)
+    monkeypatch.setattr(http_server, "TIMEOUT", 2.0)
     server = serve()
     with dialled(server) as scrape, dialled(server) as probe:
         scrape.sendall(b"GET /slow HTTP/1.1\r\n\r\n")

@@ -111,9 +111,9 @@ import os, signal, time
 supervisor = os.getppid()
 if os.fork():
     os.kill(os.getpid(), signal.SIGSTOP)
-for _ in range(3):
-    time.sleep(0.2)
-    os.kill(supervisor, signal.SIGTERM)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):  # two of a number that come together are one
+    time.sleep(0.3)
+    os.kill(supervisor, number)
 """
     assert supervise([sys.executable, "-c", program], tmp_path) == 1
 
