@@ -81,8 +81,12 @@ async def test_no_job_is_forgotten_while_peers_come_and_go(new_mesh: NewMesh, se
     async def come_and_go(mesh: worqr.Mesh) -> None:
         while True:
             lanes = random.choice([worqr.Lanes(limit=worqr.Limit(1)), worqr.Lanes(strict=True), worqr.Lanes()])
-            with trio.move_on_after(0.05 + random.random() / 5):
+            least = tried.total() + random.randint(1, 20)
+            with trio.CancelScope() as life:
                 async with serving(mesh, "Q1", handler, lanes=lanes, retry=worqr.RetryPolicy(min_backoff=0)):
+                    await trio.sleep(0.05 + random.random() / 5)
+                    await until(lambda least=least: tried.total() >= least)  # on a slow machine too, some run in each life
+                    life.cancel()
                     await trio.sleep_forever()
 
     async def operate(q: worqr.Queue) -> None:
@@ -104,10 +108,10 @@ async def test_no_job_is_forgotten_while_peers_come_and_go(new_mesh: NewMesh, se
         for _ in range(2):
             nursery.start_soon(come_and_go, new_mesh())
         nursery.start_soon(operate, main.queue("Q1"))
-        for n in range(150):
+        for n in range(300):
             await main.queue("Q1").dispatch(b"%d" % n, lane=random.choice("abc"))
         with trio.fail_after(PATIENCE):
-            while len(done) < 150:
+            while len(done) < 300:
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
 
