@@ -10,11 +10,13 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import redis
 
+import worqr.lua
 from tests.support.leaks import Entry, dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
@@ -23,6 +25,7 @@ from worqr.client.outbox_relay import Relay
 from worqr.command import Command
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts
+from worqr.lua.assembler import Assembler, library, transactions
 from worqr.ops import Dispatched, StartReply
 from worqr.records import RemoteError
 
@@ -128,6 +131,16 @@ def fields_of(entry: Any) -> dict[str, Any]:
 def payloads(entries: Sequence[Any]) -> list[bytes]:
     """A start's reply, without the jobs' own fields."""
     return [fields_of(entry)["task"] if isinstance(entry, list) else entry for entry in entries]
+
+
+FILES = [path.read_text("utf-8") for path in sorted(Path(worqr.lua.__file__).parent.glob("*.lua"))]
+BODIES = {each.name: each.body for text in FILES for each in transactions(text)}
+_ALONE = Assembler(library(FILES))
+
+
+def alone(name: str) -> str:
+    """The text of a transaction without what it is sent with for others: its body, and the functions that it needs."""
+    return _ALONE.readable({name: BODIES[name]})
 
 
 def part_of(text: str, name: str) -> str:

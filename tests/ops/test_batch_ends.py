@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import worqr.lua
 from tests.ops.batches import TOKEN, Opened, delivery, follow_up, messages, opened, relay, wrong
-from tests.ops.driver import BOOM, FUTURE, Desk, fields_of
+from tests.ops.driver import BODIES, BOOM, FUTURE, Desk, alone, fields_of
 from tests.ops.schedules import TASK, T, fire_schedule
 from worqr import ops
 from worqr.command import Command
 from worqr.keys import BatchKeys, QueueKeys
-from worqr.lua import all_scripts, script
-from worqr.lua.assembler import transactions
 
 Way = Callable[[Desk, Opened], "Command[Any]"]
 """Adds the member x, and returns the call that ends it."""
@@ -445,9 +441,7 @@ def test_the_follow_up_of_an_end_in_a_start_does_not_take_its_numbers(desk: Desk
 # The code
 
 
-FILES = [path.read_text("utf-8") for path in Path(worqr.lua.__file__).parent.glob("*.lua")]
-BODIES = {each.name: each.body for text in FILES for each in transactions(text)}
-ENDING = [each.name for each in all_scripts() if "note_member(" in each.text]
+ENDING = [name for name in BODIES if "note_member(" in alone(name)]
 """Scripts that may note what happens to a member, by what is linked into them."""
 
 
@@ -466,7 +460,7 @@ def counts_members(source: str, body: str) -> bool:
 
 @pytest.mark.parametrize("name", ENDING)
 def test_a_script_that_may_end_a_member_counts_members(name: str) -> None:
-    source, body = script(name).text, BODIES[name]
+    source, body = alone(name), BODIES[name]
     assert counts_members(source, body)
     called = ("count_members", *ENDERS)
     assert not counts_members(source, re.sub(rf"\b({'|'.join(called)})\(", "", body))

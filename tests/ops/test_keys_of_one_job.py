@@ -11,13 +11,12 @@ import pytest
 import redis
 
 from tests.ops.batches import TOKEN
-from tests.ops.driver import Desk, claim, digest, reference
+from tests.ops.driver import Desk, alone, claim, digest, reference
 from tests.ops.scene import CALLS, Scene, fingerprint, next_call, reset_scene, set_scene
 from tests.support.servers import Server
 from worqr import ops
 from worqr.command import Command
 from worqr.keys import MARKER, QueueKeys
-from worqr.lua import script
 
 STEMS = (":job:", ":active:", ":claim:", ":aside:", ":twins:", ":taken:", ":result:", ":older_result:")
 LISTS = ("waiting", ":suspects", ":due", ":blocked", ":failed", ":broken", ":cancelling", ":claims:A", ":claims:C")
@@ -104,7 +103,7 @@ ONLY_WAKE = {
 }
 """Scripts that ask whether a worker runs a suspect, or a strict lane waits for a retry, or that may end a batch, and touch no job
 here."""
-TOUCH = [name for name in CALLS if any(f"'{stem}'" in script(name).source for stem in STEMS) and name not in ONLY_WAKE]
+TOUCH = [name for name in CALLS if any(f"'{stem}'" in alone(name) for stem in STEMS) and name not in ONLY_WAKE]
 
 
 @pytest.mark.sweep(keep=10)

@@ -85,7 +85,7 @@ async def test_no_job_is_forgotten_while_peers_come_and_go(new_mesh: NewMesh, se
             with trio.CancelScope() as life:
                 async with serving(mesh, "Q1", handler, lanes=lanes, retry=worqr.RetryPolicy(min_backoff=0)):
                     await trio.sleep(0.05 + random.random() / 5)
-                    await until(lambda least=least: tried.total() >= least)  # on a slow machine too, some run in each life
+                    await until(lambda least=least: tried.total() >= least)  # also on a slow machine
                     life.cancel()
                     await trio.sleep_forever()
 

@@ -891,7 +891,7 @@ end
 -- ARGV[2] token of the batch
 -- RETURNS ok state keep [part version]...: the open parts, which are to be told | unknown
 -- RESEND safe: a copy finds the batch sealed
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function seal_batch()
   local queue = KEYS[1]
@@ -930,7 +930,7 @@ end
 -- ARGV[6] counts added, finished, failed, cancelled, lost, failures; with spaces
 -- RETURNS ok
 -- RESEND safe: of two reports, the one with the lower version changes nothing; so does one of the same version after it closed
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function report_part()
   local queue = KEYS[1]
@@ -955,7 +955,7 @@ end
 -- ARGV[3] reason text for callers that wait for a result
 -- RETURNS ok | ended | unknown
 -- RESEND safe: a copy finds the batch cancelled
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function cancel_batch()
   local queue = KEYS[1]
@@ -983,7 +983,7 @@ end
 -- RETURNS ok entry... | more entry...: more are due; an entry is id, token, cancel reason (false: none), keep, and the bases and
 --   versions of parts to tell
 -- RESEND safe: a copy looks at the batches that are due then
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function check_batches()
   local queue = KEYS[1]
@@ -1060,7 +1060,7 @@ end
 -- ARGV[5] keep ms
 -- RETURNS ok
 -- RESEND safe: a copy reports the same again
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function close_part()
   local queue = KEYS[1]
@@ -1099,7 +1099,7 @@ end
 -- ARGV[8] budget members to look at in one call
 -- RETURNS ok | more cursor
 -- RESEND safe: a copy cancels what is left
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function cancel_part()
   local queue = KEYS[1]
@@ -1213,7 +1213,7 @@ end
 --   ended_at and final (there is no further end)
 -- RETURNS ok | stored (before) | unknown (this queue does not hold it)
 -- RESEND safe: fenced by the number of the ending
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function put_follow_up()
   local queue = KEYS[1]

@@ -494,7 +494,7 @@ end
 -- ARGV[5] reason text
 -- RETURNS ok
 -- RESEND safe: a copy finds the child cancelled
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function cancel_child()
   local queue = KEYS[1]

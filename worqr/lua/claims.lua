@@ -868,7 +868,7 @@ end
 -- ARGV[2..] filed claim id and the name of its lane, in turn
 -- RETURNS ok [claim status]...: only those that are in no lane now: cancelled, dropped (the queue was deleted), gone, mine, lost
 -- RESEND safe: fenced by the claim
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function file_tasks()
   local queue = KEYS[1]
@@ -987,7 +987,7 @@ end
 -- RETURNS ok [claim status]...: only those that were not given back: cancelled, dropped (the queue was deleted), gone, mine,
 --   lost
 -- RESEND safe: fenced by the claim
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function stop_tasks()
   local queue = KEYS[1]
@@ -1020,7 +1020,7 @@ end
 -- ARGV[12] since ms since 1970 when the first run that failed has begun, for the record; - for none
 -- RETURNS given | aside | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function retry_task()
   local queue = KEYS[1]
@@ -1076,7 +1076,7 @@ end
 -- ARGV[7] error_fields JSON, empty: none
 -- RETURNS aside | cancelled | gone | mine | lost
 -- RESEND safe: fenced by the claim
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function fail_task()
   local queue = KEYS[1]

@@ -146,7 +146,7 @@ end
 -- RETURNS ok given cancelled aside | more given cancelled aside | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not remove a worker that came back
 -- NUMBERED
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function stop_work()
   local queue = KEYS[1]
@@ -232,7 +232,7 @@ end
 -- ARGV[2] limit claims given back in one call
 -- RETURNS ok given cancelled aside | more given cancelled aside
 -- RESEND safe: worker ids are never used again, so a copy finds what is left or nothing
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function fail_worker()
   local queue = KEYS[1]

@@ -382,7 +382,7 @@ end
 -- RETURNS ok retried | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function retry_aside()
   local queue = KEYS[1]
@@ -433,6 +433,7 @@ end
 -- RETURNS ok dropped | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- GROUP seldom
 -- FLAGS allow-oom
 local function drop_aside()
   local queue = KEYS[1]

@@ -518,7 +518,7 @@ end
 -- RETURNS ok waiting running after claim... | more (the same; call again with after) | large (nothing was changed) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function cancel_tagged()
   local queue = KEYS[1]
@@ -623,7 +623,7 @@ local FORGOTTEN_BYTES = 4194304 -- of kept records, after which one call ends: i
 --   what was deleted
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function forget_tagged()
   local queue = KEYS[1]
@@ -680,6 +680,7 @@ end
 -- RETURNS ok deleted | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- GROUP seldom
 -- FLAGS allow-oom
 local function drop_kept_jobs()
   local queue = KEYS[1]

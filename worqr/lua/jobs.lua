@@ -1012,6 +1012,7 @@ end
 -- RETURNS ok promoted | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- GROUP seldom
 -- FLAGS allow-oom
 local function promote_jobs()
   local queue = KEYS[1]
@@ -1064,7 +1065,7 @@ end
 -- RETURNS ok waiting running cursor after claim... | more (the same; call again with cursor and after) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function cancel_task()
   local queue = KEYS[1]

@@ -806,6 +806,7 @@ end
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not undo a later change
 -- NUMBERED
+-- GROUP seldom
 -- FLAGS allow-oom
 local function set_lane()
   local queue = KEYS[1]
@@ -842,7 +843,7 @@ end
 -- RETURNS ok waiting running after claim... | more (the same; call again with after) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function cancel_lane()
   local queue = KEYS[1]

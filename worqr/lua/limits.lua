@@ -293,6 +293,7 @@ end
 -- RETURNS ok changed: 1 if other limits hold now | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not undo a later change
 -- NUMBERED
+-- GROUP seldom
 -- FLAGS allow-oom
 local function set_limits()
   local queue = KEYS[1]

@@ -674,6 +674,7 @@ end
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not undo a resume
 -- NUMBERED
+-- GROUP seldom
 -- FLAGS allow-oom
 local function pause()
   local queue = KEYS[1]
@@ -695,6 +696,7 @@ end
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not undo a pause
 -- NUMBERED
+-- GROUP seldom
 -- FLAGS allow-oom
 local function resume()
   local queue = KEYS[1]
@@ -715,6 +717,7 @@ end
 -- RETURNS ok waiting running after claim... | more (the same; call again with after) | busy (purge_queue first) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- GROUP seldom
 -- FLAGS allow-oom
 local function cancel_all()
   local queue = KEYS[1]
@@ -753,6 +756,7 @@ end
 -- RETURNS ok waiting | busy (purge_queue first) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- GROUP seldom
 -- FLAGS allow-oom
 local function delete_queue()
   local queue = KEYS[1]
@@ -772,7 +776,7 @@ end
 -- ARGV[1] limit plain tasks; a job counts as ten of them, because its record is deleted as well
 -- RETURNS ok | more
 -- RESEND safe: a copy purges the next step
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function purge_queue()
   local queue = KEYS[1]

@@ -360,7 +360,7 @@ end
 -- RETURNS ready field... (names and values of the ends of the waits, and of their children, in turn) | suspended |
 --   full (more is kept, or waited for, than a job may) | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim; a wait that has ended stays as it is, and ready is returned again
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function suspend_task()
   local queue = KEYS[1]
@@ -427,6 +427,7 @@ end
 --   job keeps too much) | none state (failed, finished, cancelled, gone; plain: the job is no workflow) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- GROUP seldom
 -- FLAGS allow-oom
 local function send_event()
   local queue = KEYS[1]
@@ -468,6 +469,7 @@ end
 --   send_event) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- GROUP seldom
 -- FLAGS allow-oom
 local function end_wait()
   local queue = KEYS[1]
@@ -508,7 +510,7 @@ end
 --   closing (its batch is being cancelled) | none state (as send_event, without failed) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- GROUP ends
+-- GROUP seldom
 -- FLAGS allow-oom
 local function rewind_job()
   local queue = KEYS[1]
