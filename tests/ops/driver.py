@@ -133,13 +133,13 @@ def payloads(entries: Sequence[Any]) -> list[bytes]:
     return [fields_of(entry)["task"] if isinstance(entry, list) else entry for entry in entries]
 
 
-FILES = [path.read_text("utf-8") for path in sorted(Path(worqr.lua.__file__).parent.glob("*.lua"))]
-BODIES = {each.name: each.body for text in FILES for each in transactions(text)}
-_ALONE = Assembler(library(FILES))
+_FILES = [path.read_text("utf-8") for path in sorted(Path(worqr.lua.__file__).parent.glob("*.lua"))]
+BODIES = {each.name: each.body for text in _FILES for each in transactions(text)}
+_ALONE = Assembler(library(_FILES))
 
 
 def alone(name: str) -> str:
-    """The text of a transaction without what it is sent with for others: its body, and the functions that it needs."""
+    """The text of one transaction: its body and the functions that it needs, without those of others in its group."""
     return _ALONE.readable({name: BODIES[name]})
 
 

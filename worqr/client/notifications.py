@@ -172,7 +172,8 @@ class Notification:
 class Watch(AsyncIterator[T]):
     """An iterator over the states of something until its last one, without repetitions.
 
-    The first state comes whatever the time. Then it raises `ResultTimeout` when `timeout` seconds have passed since it was made.
+    The present state comes first, however late it is asked for. After it, `ResultTimeout` is raised once `timeout` seconds have
+    passed since the iterator was made.
 
     Args:
         what: what is watched, for the message.
