@@ -856,6 +856,18 @@ def test_a_producer_cancels_the_job_of_a_schedule_and_notes_no_outcome(users: Us
 
 
 @pytest.mark.leaves("*")
+def test_a_producer_with_the_rights_of_an_older_version_cancels_what_runs(users: Users) -> None:
+    desk = seated(users)
+    held = desk.run("A", "x")
+    desk.call(ops.start_work(desk.q, "A", max_stalls=3, keep_failed=9, last=0, secret="s"))
+    users.grant("producer", without(lines()["producer"], "%R~worqr:{*}*:policy:*"))
+    with desk.listening(desk.q.cancel_channel) as heard, as_user(desk, users.by_hand("producer")):
+        assert desk.call(ops.cancel_job(desk.q, "x", "why")).claims == [held]
+    assert heard == [("_cancel", str(held).encode())]
+    assert desk.state()[":cancelling"] == {str(held)}
+
+
+@pytest.mark.leaves("*")
 def test_a_producer_that_says_to_be_a_workflow_gets_no_dead_letter_out(users: Users) -> None:
     desk = seated(users)
     option = {"base": desk.q.base, "id": "x", "life": "1", "key": "k", "after": "0"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -50,6 +51,42 @@ def test_what_runs_is_marked_and_its_worker_told(desk: Desk) -> None:
     assert heard == [("_cancel", str(held).encode())]
     before[":active:x"]["cancel_reason"] = "why"
     assert desk.state() == {**before, ":cancelling": {str(held)}}
+
+
+SECRET = "0f" * 16
+
+
+def with_secret(desk: Desk, worker: str, secret: str) -> None:
+    desk.call(ops.start_work(desk.q, worker, max_stalls=3, keep_failed=1000, last=0, secret=secret))
+
+
+def test_a_worker_with_a_secret_alone_is_told_and_with_a_proof(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    with_secret(desk, "A", SECRET)
+    before = desk.state()
+    assert before[":policy:A"]["secret"] == SECRET
+    with desk.listening(desk.q.cancel_channel, desk.q.wake_channel("A")) as heard:
+        assert cancel(desk, "x", "why") == CancelReply(False, 0, [held], "-", "-")
+        assert cancel(desk, "x", "again").claims == [held]  # marked already: no second message
+    assert heard == [(":wake:A", b"c %d %s" % (held, hashlib.sha1(f"{SECRET} {held}".encode()).hexdigest().encode()))]
+    before[":active:x"]["cancel_reason"] = "again"
+    assert desk.state() == {**before, ":cancelling": {str(held)}}
+
+
+@pytest.mark.parametrize("lost", ["no secret", "evicted", "another type"])
+def test_a_worker_whose_secret_is_not_there_is_told_as_one_that_has_none(desk: Desk, lost: str) -> None:
+    held = desk.run("A", "x")
+    with_secret(desk, "A", SECRET)
+    if lost == "no secret":
+        with_secret(desk, "A", "")
+        assert "secret" not in desk.state()[":policy:A"]
+    else:
+        desk.client.delete(f"{desk.q.base}:policy:A")
+        if lost == "another type":
+            desk.client.set(f"{desk.q.base}:policy:A", "odd")
+    with desk.listening(desk.q.cancel_channel, desk.q.wake_channel("A")) as heard:
+        assert cancel(desk, "x").claims == [held]
+    assert heard == [("_cancel", str(held).encode())]
 
 
 def test_its_run_and_the_twin_that_is_blocked_by_it_go_together(desk: Desk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -171,21 +172,93 @@ def mark_all(client: redis.Redis, prefix: str, worker: str) -> set[bytes]:
     return claims  # type: ignore[return-value]
 
 
-async def test_a_cancel_of_one_running_job_reaches_its_worker_on_the_cancel_channel_alone(
+async def test_a_cancel_of_one_running_job_reaches_its_worker_alone_and_needs_no_request_of_it(
     mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worqr.peer.consumer.RECONCILE_EVERY", 3600)  # no look: messages go there and back
     monkeypatch.setattr(notifications, "POLL_EVERY", 3600)
     held = Held()
-    async with other.connect(), serving(mesh, "Q1", held, room=1) as peer:  # which is full, and asks for no more tasks
+    async with other.connect(), serving(mesh, "Q1", held, room=1):  # which is full, and asks for no more tasks
         job = await other.queue("Q1").dispatch(b"a", id="x")
         await held.wait(1)
-        with server.client().pubsub() as heard:
-            heard.subscribe(f"{prefix}:{{Q1}}:wake:{peer.id}")
+        with server.client().pubsub() as heard, spying(server, prefix) as spy:
+            heard.subscribe(f"{prefix}:{{Q1}}_cancel")
             assert heard.get_message(timeout=PATIENCE)
             assert await job.cancel(wait=PATIENCE) == worqr.CancelCount(0, 1, 1)
             assert heard.get_message() is None
+            assert spy.calls()["reconcile"] == 0
         assert held.cancelled == [(b"a", "cancel")]
+
+
+def proof(client: redis.Redis, prefix: str, worker: str, claim: int) -> bytes:
+    """What a script sends to the worker that holds the claim."""
+    secret = client.hget(f"{prefix}:{{Q1}}:policy:{worker}", "secret")
+    assert isinstance(secret, bytes), "a worker has one"
+    return b"c %d %s" % (claim, hashlib.sha1(b"%s %d" % (secret, claim)).hexdigest().encode())
+
+
+async def test_only_a_proof_for_this_very_claim_cancels_it(
+    mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worqr.peer.consumer.RECONCILE_EVERY", 3600)
+    held, client = Held(), server.client()
+    async with serving(mesh, "Q1", held) as peer:
+        await mesh.queue("Q1").enqueue(b"a", b"b")
+        await held.wait(2)
+        one, two = (context.fence for context in held.contexts)
+        true, wake = proof(client, prefix, peer.id, one), f"{prefix}:{{Q1}}:wake:{peer.id}"
+        digest = true.split()[2]
+        for forged in (
+            *(b"c %d" % two, b"c %d " % two, b"c %d %s" % (two, b"0" * 40), b"c %d %s" % (two, digest)),
+            *(b"c 0%d %s" % (one, digest), b"c %d %s " % (one, digest), b"c +%d %s" % (one, digest), b"c"),
+            *(b"cc %d %s" % (one, digest), b"c\xff %s" % digest, b"c " + b"9" * 5000 + b" " + digest),
+        ):
+            with spying(server, prefix) as spy:
+                assert client.publish(wake, forged) == 1
+                await until(lambda spy=spy: spy.calls()["reconcile"])  # it asks, and the server knows of no mark
+        await until(lambda: not peer._engine.reconciler._checking)
+        assert held.cancelled == []
+        client.publish(wake, true)
+        await held.wait_for(lambda: held.cancelled == [(b"a", "cancel")])
+        held.gate.set()
+
+
+async def test_the_server_decides_what_becomes_of_a_run_whose_mark_was_lost(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
+    """A failover may forget the mark when the message is on its way: the task is not lost."""
+    held, client = Held(), server.client()
+    async with serving(mesh, "Q1", held) as peer:
+        await mesh.queue("Q1").enqueue(b"a")
+        await held.wait(1)
+        client.publish(f"{prefix}:{{Q1}}:wake:{peer.id}", proof(client, prefix, peer.id, held.contexts[0].fence))
+        await held.wait_for(lambda: held.cancelled == [(b"a", "cancel")])
+        await held.wait(2)
+        held.gate.set()
+        await held.wait_for(lambda: held.done == [b"a"])
+
+
+async def test_a_cancelled_run_is_logged_after_its_handler_had_its_turn(
+    mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    log, started = logging.getLogger("handler"), trio.Event()
+
+    async def handler(_: bytes) -> None:
+        started.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            log.info("unwinds")
+
+    async with serving(mesh, "Q1", handler):
+        job = await mesh.queue("Q1").dispatch(b"a", id="x")
+        await started.wait()
+        await job.cancel(wait=PATIENCE)
+        lines = [record.getMessage().partition(":")[0] for record in caplog.records]
+        assert [line for line in lines if line in {"unwinds", "task.cancelling", "task.cancelled"}] == [
+            *("unwinds", "task.cancelling", "task.cancelled")
+        ]
 
 
 async def test_one_message_on_its_own_channel_tells_a_worker_of_all_its_cancelled_claims(

@@ -95,9 +95,17 @@ local function end_claim(base, claim, outcome, facts, ttl, now, none_blocked)
   return id and end_job(base, id, outcome, facts, ttl, now, none_blocked) or 0, id, item
 end
 
--- Marks `claim` for cancellation and publishes it. The worker that holds it then asks which of its claims are marked.
-local function request_cancel(base, claim)
-  if redis.call('SADD', base .. ':cancelling', claim) == 1 then
+-- Marks `claim` for cancellation and notifies the worker that holds it. A worker with a secret gets a message with a proof on
+-- its own channel, and cancels the run at once. Otherwise all workers of the queue get the claim, and the one that holds it asks
+-- which of its claims are marked. That is so if the worker is not known (nil), and if the user may not read its secret.
+local function request_cancel(base, claim, worker)
+  if redis.call('SADD', base .. ':cancelling', claim) == 0 then
+    return
+  end
+  local secret = worker and permitted(redis.pcall('HGET', base .. ':policy:' .. worker, 'secret'))
+  if secret then
+    redis.pcall('PUBLISH', base .. ':wake:' .. worker, 'c ' .. claim .. ' ' .. redis.sha1hex(secret .. ' ' .. claim))
+  else
     redis.pcall('PUBLISH', base .. '_cancel', claim)
   end
 end
@@ -106,7 +114,7 @@ end
 -- claim to all workers would block the server for seconds. `marked`: claims and their workers in turn.
 local function request_cancels(base, marked)
   if #marked == 2 then
-    return request_cancel(base, marked[1])
+    return request_cancel(base, marked[1], marked[2])
   end
   local claims, notified = {}, {}
   for i = 1, #marked, 2 do

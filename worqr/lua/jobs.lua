@@ -266,9 +266,9 @@ end
 -- Requests the cancellation of the run of the job `id`. Returns its claim, or nil if it does not run. `last` as in
 -- store_cancel_reason.
 local function cancel_running(base, id, reason, last)
-  local claim = store_cancel_reason(base, id, reason, last)
+  local claim, worker = store_cancel_reason(base, id, reason, last)
   if claim then
-    request_cancel(base, claim)
+    request_cancel(base, claim, worker)
   end
   return claim
 end
@@ -1040,6 +1040,9 @@ end
 -- RETURNS ok waiting claim...: how many did not run, and the claim that is marked | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- ALWAYS whole_number own digits producer_state is_plain forget_replies numbered check_types job_id longest_result_ttl count
+-- ALWAYS permitted cancel_queued store_cancel_reason request_cancel cancel_running cancel_by_id count_members wake give_room member_changes
+-- ALWAYS kept_changes
 -- FLAGS allow-oom
 local function cancel_job()
   local queue = KEYS[1]

@@ -541,6 +541,7 @@ def start_work(
     lanes: str | bytes = DECLARES_NOTHING,
     options: str = "",
     deploy: int = 0,
+    secret: str = "",
 ) -> Command[Literal["", "limits", "lanes"]]:
     """Let the worker claim tasks of the queue; return what that has changed.
 
@@ -548,12 +549,12 @@ def start_work(
 
     `last` is the highest start request number that the worker sent to this queue before. `limits`: see
     `worqr.limits`. `lanes`: see `worqr.limits`. `options`: JSON, other options of the handler, for people.
-    `deploy`: of the worker, 0: none.
+    `deploy`: of the worker, 0: none. `secret`: with it, scripts prove that they cancel a claim of the worker; '': it asks.
 
     The server refuses it if the user lacks a right that the scripts of a worker need on this queue.
     """
     ttl = "-" if result_ttl_ms is None else result_ttl_ms
-    args = (worker, max_stalls, keep_failed, int(on_failure), ttl, last, limits, lanes, options, deploy)
+    args = (worker, max_stalls, keep_failed, int(on_failure), ttl, last, limits, lanes, options, deploy, secret)
     return new_call("start_work", keys.base, args, _read_changed, numbered=True)
 
 

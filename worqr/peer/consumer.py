@@ -1561,12 +1561,13 @@ class ActiveConsumers:
 
 # The channels of a peer's queues, on which wake-ups and hints about cancelled tasks arrive.
 #
-# A message is a hint, which any client could forge; the server decides. After a wake-up, a consumer requests tasks. After a
-# message about a cancelled task, the `Reconciler` asks the server which claims are marked.
+# A message is a hint, which any client could forge; the server decides. After a wake-up, a consumer requests tasks. A message
+# about a cancelled claim has a proof that a script sent it when it marked the claim (`Registration.cancelled_claim`). Then the
+# run is cancelled at once.
 #
-# The `Reconciler` asks in three cases:
+# The `Reconciler` asks the server which claims are marked in three cases:
 #
-# * a message names a claim of this worker;
+# * a message without a proof names a claim of this worker;
 # * `c` arrives on the worker's own wake channel, and stands for any number of claims;
 # * the channels are subscribed, for the first time or again.
 
@@ -1576,8 +1577,8 @@ ASKERS: Final = 3
 TO_ALL: Final = (b"resumed", b"deleted")
 """Messages on the queue's own channel after which every worker requests tasks."""
 CHECK_MARKS: Final = b"c"
-"""The message on a worker's own wake channel after which it asks which of its claims are marked for cancellation. Any other
-message on that channel is a wake-up.
+"""How a message on a worker's own wake channel begins that cancels one claim, or after which the worker asks which of its claims
+are marked for cancellation. Any other message on that channel is a wake-up.
 """
 
 
@@ -1619,8 +1620,8 @@ class Reconciler:
                 self._on_cancel_hint(consumer, message)
             elif channel == announces:
                 self._on_announcement(consumer, message)
-            elif message == CHECK_MARKS:
-                self._on_marks(consumer)
+            elif message.startswith(CHECK_MARKS):
+                self._on_cancel(consumer, registration.cancelled_claim(message))
             elif not self._consumers.is_replaced(consumer):
                 consumer.on_wakeup()
 
@@ -1671,8 +1672,11 @@ class Reconciler:
         elif consumer.request.in_flight:
             consumer.request.recheck()
 
-    def _on_marks(self, consumer: QueueConsumer) -> None:
-        """Check all claims: one message stands for many of them."""
+    def _on_cancel(self, consumer: QueueConsumer, claim: int | None) -> None:
+        """Cancel the run of the claim; without a proven one, or if its reply has not arrived yet, check all claims."""
+        if claim in consumer.running:
+            _cancel_marked(consumer, (claim,))
+            return
         if consumer.request.in_flight:
             consumer.request.recheck()
         self.check(consumer)
@@ -1805,8 +1809,15 @@ class Reconciler:
 def _cancel_marked(consumer: QueueConsumer, marked: Iterable[int]) -> None:
     for claim in marked:
         if run := consumer.running.get(claim):
-            emit_fields(logger, "task.cancelling", f"{RUN}: cancelled on request", run_fields(run))
             run.cancel("cancel")
+            token = trio.lowlevel.current_trio_token()
+            token.run_sync_soon(
+                token.run_sync_soon, _log_cancelling, run
+            )  # the second turn: the handler has the next one
+
+
+def _log_cancelling(run: Run[Any]) -> None:
+    emit_fields(logger, "task.cancelling", f"{RUN}: cancelled on request", run_fields(run))
 
 
 def _cancel_gone(consumer: QueueConsumer, gone: Iterable[int]) -> None:
