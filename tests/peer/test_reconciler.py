@@ -219,7 +219,7 @@ async def test_only_a_proof_for_this_very_claim_cancels_it(
         await until(lambda: not peer._engine.reconciler._checking)
         assert held.cancelled == []
         client.publish(wake, true)
-        await held.wait_for(lambda: held.cancelled == [(b"a", "cancel")])
+        await held.wait_for(lambda: held.cancelled == [(held.tasks[0], "cancel")])
         held.gate.set()
 
 
