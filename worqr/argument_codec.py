@@ -824,6 +824,8 @@ class ArgumentCodec:
             TypeError: Python would reject such a call too.
         """
         values = dict(zip(self._names, args, strict=False))
+        if not kwargs and len(args) == self._positional == len(self._names):
+            return values
         if len(args) <= self._positional and not (kwargs.keys() & values.keys()) and kwargs.keys() <= self._by_keyword:
             found: dict[str, Any] = {}
             for name in self._names:

@@ -331,12 +331,16 @@ class Producer:
         client: the client of the mesh.
         tracing: that of the mesh; None: it is not traced.
         sent: the calls that the server has accepted are added here; None: they are not noted. For test benches.
+
+    Attributes:
+        looks_at_calls: whether `enqueue` needs the calls, for `send_middleware` or to note them; else `enqueue_task` does.
     """
 
     def __init__(self, client: Client, tracing: Tracing | None = None, sent: list[Call[Any]] | None = None) -> None:
         self._client = client
         self._tracing = tracing
         self._sent = sent
+        self.looks_at_calls: bool = sent is not None or bool(client.settings.send_middleware)
         if tracing is not None:
             for name, (operation, queue_of, sent_of) in _SENDS.items():
                 setattr(self, name, self._in_span(tracing, operation, queue_of, sent_of, getattr(self, name)))
@@ -589,6 +593,10 @@ class Producer:
         await self.enqueue_tasks(_keys_of(self._client.settings.prefix, call.queue), [call.task], given)
         if self._sent is not None:
             self._sent.append(call)
+
+    async def enqueue_task(self, queue: str, task: bytes) -> None:
+        """Send the payload of one call without options as a raw task."""
+        await self.enqueue_tasks(_keys_of(self._client.settings.prefix, queue), [task], PLAIN)
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Send one call as a job."""

@@ -161,6 +161,16 @@ class FunctionDefinition:
 
     def call(self, options: Mapping[str, object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
         """Return a call, with its arguments checked and encoded."""
+        values, task = self.encode(args, kwargs)
+        positional, by_keyword = self.codec.split(values)
+        if self.options.lanes is not None:
+            options = self._with_lane(self.options.lanes, options, values, (positional, by_keyword))
+        if self.options.tags:
+            options = self._with_tags(options, positional, by_keyword)
+        return Call(self.name, positional, by_keyword, task, options, self)
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Return the arguments of a call by name, and its payload."""
         codec = self.codec
         try:
             values = codec.bind(args, kwargs)
@@ -171,12 +181,7 @@ class FunctionDefinition:
             check_task(task, self.client.settings.max_payload)
         if len(task) > LARGE and not self._was_large:
             self._warn_of_large(len(task))
-        positional, by_keyword = codec.split(values)
-        if self.options.lanes is not None:
-            options = self._with_lane(self.options.lanes, options, values, (positional, by_keyword))
-        if self.options.tags:
-            options = self._with_tags(options, positional, by_keyword)
-        return Call(self.name, positional, by_keyword, task, options, self)
+        return values, task
 
     def _hint_at_option(self, kwargs: Mapping[str, object]) -> str:
         """Return the end of an error about arguments, of which one may be meant as an option of the job."""

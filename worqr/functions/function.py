@@ -186,10 +186,15 @@ class PlainBound(Bound[P, R]):
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
         """
         definition = self._definition
-        if definition.options.policy.workflow:
+        handling = definition.options
+        if handling.policy.workflow:
             raise UsageError(f"a workflow is a job: use `await {self._short}.dispatch(...)`")
         producer = (definition.client or definition.require_client()).producer
-        return sent_by(f"{self._short}.enqueue", producer.enqueue(definition.call(self._options, args, kwargs)))
+        if self._options or handling.lanes is not None or handling.tags or producer.looks_at_calls:
+            sending = producer.enqueue(definition.call(self._options, args, kwargs))
+        else:  # as most calls are: they take the shortest way
+            sending = producer.enqueue_task(definition.name, definition.encode(args, kwargs)[1])
+        return sent_by(f"{self._short}.enqueue", sending)
 
 
 class Function(PlainBound[P, R]):

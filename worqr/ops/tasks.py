@@ -64,6 +64,9 @@ def enqueue(
 
     If the queue is full, and a `waiter` is given, the server notes that it waits for room.
     """
+    base = keys.base
+    if max_length is None and not front and len(tasks) == 1:
+        return Command(_ENQUEUE, base, (-1, 0, tasks[0]), _read_number, True, len(tasks[0]), _ONE, replicas)
 
     def read(reply: Reply) -> int:
         if reply[0] != b"ok" and status_word(reply) == "full":
@@ -76,12 +79,14 @@ def enqueue(
     bound: int | str = -1 if max_length is None else max_length
     args = (f"{bound} {waiter}" if waiter else bound, 1 if front else 0, *tasks)
     number = len(tasks)
-    size = len(tasks[0]) if number == 1 else sum(map(len, tasks))
-    merge: Merge[int] | None = None
-    if max_length is None and not front:
-        merge = _ONE if number == 1 else Merge(number, _join_enqueues, number)
-    base = keys.base
-    return Command(_ENQUEUE, base, args, read, True, size, merge, replicas)
+    merge = Merge(number, _join_enqueues, number) if max_length is None and not front else None
+    return Command(_ENQUEUE, base, args, read, True, sum(map(len, tasks)), merge, replicas)
+
+
+def _read_number(reply: Reply) -> int:
+    if reply[0] != b"ok":
+        status_word(reply)
+    return int(reply[1])
 
 
 _ENQUEUE = script("enqueue")
