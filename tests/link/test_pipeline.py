@@ -15,6 +15,7 @@ from tests.support.servers import Server
 from worqr.command import Command
 from worqr.errors import ClaimSettled, QueueFull, RefusedByServer, Unavailable, UsageError, WorqrBug
 from worqr.link import Link
+from worqr.link.node import ENOUGH
 from worqr.link.session import Session
 
 
@@ -59,6 +60,32 @@ async def test_what_waits_travels_in_one_pipeline(link: Link) -> None:
                 nursery.start_soon(link.call, echo(str(i)))
     assert sum(sends) == 200
     assert len(sends) < 20
+
+
+async def test_of_many_calls_the_first_are_sent_before_the_others_are_made(link: Link) -> None:
+    made, sends, answers = 0, list[tuple[int, int]](), list[str]()
+    real = Session.send
+
+    def noting(self: Session, batch: list[Any], *rest: Any) -> Any:
+        sends.append((len(batch), made))
+        return real(self, batch, *rest)
+
+    async def ask(text: str) -> None:
+        nonlocal made
+        made += 1
+        answers.append(await link.call(echo(text)))
+
+    async with trio.open_nursery() as nursery:  # one, then a batch of two: after a batch of several, calls gather
+        for before in ("first", "second", "third"):
+            nursery.start_soon(ask, before)
+    made = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "send", noting)
+        async with trio.open_nursery() as nursery:
+            for i in range(ENOUGH + 10):
+                nursery.start_soon(ask, str(i))
+    assert sends == [(ENOUGH, ENOUGH), (10, ENOUGH + 10)]
+    assert sorted(answers) == sorted(["first", "second", "third", *map(str, range(ENOUGH + 10))])
 
 
 async def test_a_task_of_many_megabytes_comes_back_whole(link: Link) -> None:

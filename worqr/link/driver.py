@@ -488,20 +488,17 @@ class TrioDriver(Driver):
             await watch.read_for(request)
             if request.settled:
                 return
-        await self.wait(request)
+        if request.settled:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        else:
+            await trio.lowlevel.wait_task_rescheduled(_wakes_this_task(request))
 
     @trio.lowlevel.enable_ki_protection
     async def wait(self, request: Waiter) -> None:
         if request.settled:  # at once, as at the end of the link
             await trio.lowlevel.cancel_shielded_checkpoint()
-            return
-        request.when_settled(partial(trio.lowlevel.reschedule, trio.lowlevel.current_task()))
-
-        def abandon(_: object) -> trio.lowlevel.Abort:
-            request.abandon()
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abandon)
+        else:
+            await trio.lowlevel.wait_task_rescheduled(_wakes_this_task(request))
 
     def move_on_after(self, seconds: float, *, shield: bool = False) -> AbstractContextManager[TimeLimit]:
         return trio.move_on_after(seconds, shield=shield)
@@ -510,6 +507,17 @@ class TrioDriver(Driver):
         with trio.CancelScope(shield=True):
             return await trio.to_thread.run_sync(work)
         raise AssertionError("the scope is never cancelled")
+
+
+def _wakes_this_task(request: Waiter) -> Callable[[object], trio.lowlevel.Abort]:
+    """Let the running task go on when the request is settled. Return what abandons the request if the task is cancelled."""
+    request.when_settled(partial(trio.lowlevel.reschedule, trio.lowlevel.current_task()))
+
+    def abandon(_: object) -> trio.lowlevel.Abort:
+        request.abandon()
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    return abandon
 
 
 class _Watch(Watch):

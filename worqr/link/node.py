@@ -67,6 +67,9 @@ WHILE_MOVING: Final = 0.05
 SILENT: Final = 0.25
 """Seconds without input, after which a node may have lost its slots."""
 
+ENOUGH: Final = 64
+"""So many waiting calls are sent before the other tasks had their turn, so that the server works on them meanwhile."""
+
 IDLE_LOSS: Final = "it closed the connection while it was idle"
 DIED = "the requests of a connection failed, and waiting calls get an error; this is a bug of worqr, please report it"
 EVICTS = (
@@ -291,7 +294,9 @@ class NodeClient:
                     self._plan(time.monotonic())
             elif session.gathers:
                 requests.add(request)
-                if not self._gathering:
+                if len(requests.pending) >= ENOUGH:
+                    self._work()
+                elif not self._gathering:
                     self._gathering = True
                     self._driver.soon(self._gathered)
             elif type(request) is not Request or requests.pending or requests.held or requests.replication.waiting:

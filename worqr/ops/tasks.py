@@ -95,8 +95,8 @@ _ENQUEUE = script("enqueue")
 def _join_enqueues(calls: Sequence[Command[int]]) -> Command[int]:
     """Return one enqueue of the tasks of several enqueues, in their order."""
     first = calls[0]
-    args = (*first.args[:2], *(task for call in calls for task in call.args[2:]))
-    return Command(_ENQUEUE, first.base, args, first.read, True, sum(call.size for call in calls))
+    args = (*first.args[:2], *[task for call in calls for task in call.args[2:]])
+    return Command(_ENQUEUE, first.base, args, first.read, True, sum([call.size for call in calls]))
 
 
 _ONE = Merge(1, _join_enqueues, 1)
