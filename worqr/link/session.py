@@ -542,6 +542,9 @@ class RequestQueue:
         self.next_deadline: float = math.inf  # when a request may have waited too long
 
     def add(self, request: Request | Posted) -> None:
+        if type(request) is Request and not self.held and request.deadline >= self.next_deadline:
+            self.pending.append(request)  # as nearly all are
+            return
         for each in request if isinstance(request, Posted) else (request,):
             line = self._line(each) if self.held else self.pending
             line.append(each)
@@ -761,14 +764,14 @@ def _merged(batch: list[Request]) -> list[Request]:
     last: dict[str, list[Request]] = {}  # of each base, while it may grow
     items: dict[str, int] = {}
     for request in batch:
-        base = request.call.base
-        merge = request.call.merge if request.written_at == NEVER else None
+        call = request.call
+        base, merge = call.base, call.merge if request.written_at == NEVER else None
         if merge is None:
             last.pop(base, None)
             groups.append([request])
             continue
         group = last.get(base)
-        if group is not None and _alike(group[0], request) and items[base] + merge.items <= MAX_ITEMS:
+        if group is not None and items[base] + merge.items <= MAX_ITEMS and _alike(group[0], request):
             group.append(request)
             items[base] += merge.items
         else:
