@@ -261,6 +261,27 @@ async def test_a_cancelled_run_is_logged_after_its_handler_had_its_turn(
         ]
 
 
+async def test_a_log_handler_that_raises_about_a_cancel_ends_no_loop(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Breaks(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("task.cancelling"):
+                raise KeyboardInterrupt
+
+    log, breaks, held = logging.getLogger("worqr"), Breaks(), Held()
+    monkeypatch.setattr(log, "handlers", [*log.handlers, breaks])
+    monkeypatch.setattr(log, "level", logging.INFO)
+    async with serving(mesh, "Q1", held):
+        job = await mesh.queue("Q1").dispatch(b"a", id="x")
+        await held.wait(1)
+        assert await job.cancel(wait=PATIENCE) == worqr.CancelCount(0, 1, 1)
+        held.gate.set()
+        await mesh.queue("Q1").enqueue(b"b")
+        await held.wait_for(lambda: held.done == [b"b"])
+    assert held.cancelled == [(b"a", "cancel")]
+
+
 async def test_one_message_on_its_own_channel_tells_a_worker_of_all_its_cancelled_claims(
     mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1675,7 +1675,7 @@ class Reconciler:
     def _on_cancel(self, consumer: QueueConsumer, claim: int | None) -> None:
         """Cancel the run of the claim; without a proven one, or if its reply has not arrived yet, check all claims."""
         if claim in consumer.running:
-            _cancel_marked(consumer, (claim,))
+            self._cancel_marked(consumer, (claim,))
             return
         if consumer.request.in_flight:
             consumer.request.recheck()
@@ -1734,10 +1734,20 @@ class Reconciler:
             self._removed(consumer, registration)
         else:
             self._failure_logged.discard(consumer)
-            _cancel_marked(consumer, marks[0])
+            self._cancel_marked(consumer, marks[0])
             _cancel_gone(consumer, marks[1])
         if again:
             self.check(consumer)
+
+    def _cancel_marked(self, consumer: QueueConsumer, marked: Iterable[int]) -> None:
+        """Cancel these runs. They are logged two turns of the loop later, because logging takes as long as all before it: the
+        next turn is the handler's.
+        """
+        post = self._link.driver.post
+        for claim in marked:
+            if run := consumer.running.get(claim):
+                run.cancel("cancel")
+                post(partial(post, partial(_log_cancelling, run)))
 
     # Strays
 
@@ -1804,16 +1814,6 @@ class Reconciler:
         for consumer in self._consumers.of(name):
             known.update(consumer.running, consumer.lifecycle.rejected_claims)
         return known
-
-
-def _cancel_marked(consumer: QueueConsumer, marked: Iterable[int]) -> None:
-    for claim in marked:
-        if run := consumer.running.get(claim):
-            run.cancel("cancel")
-            token = trio.lowlevel.current_trio_token()
-            token.run_sync_soon(
-                token.run_sync_soon, _log_cancelling, run
-            )  # the second turn: the handler has the next one
 
 
 def _log_cancelling(run: Run[Any]) -> None:
