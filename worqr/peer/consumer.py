@@ -17,6 +17,7 @@ claims that were reassigned in the meantime.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import logging
 import math
@@ -34,6 +35,7 @@ from functools import partial
 from itertools import count
 from math import inf
 from random import random
+from secrets import compare_digest
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from weakref import WeakSet
@@ -1562,7 +1564,7 @@ class ActiveConsumers:
 # The channels of a peer's queues, on which wake-ups and hints about cancelled tasks arrive.
 #
 # A message is a hint, which any client could forge; the server decides. After a wake-up, a consumer requests tasks. A message
-# about a cancelled claim has a proof that a script sent it when it marked the claim (`Registration.cancelled_claim`). Then the
+# about a cancelled claim has a proof that a script sent it when it marked the claim (`_proven_claim`). Then the
 # run is cancelled at once.
 #
 # The `Reconciler` asks the server which claims are marked in three cases:
@@ -1613,6 +1615,7 @@ class Reconciler:
         registration = consumer.registration
         assert registration is not None
         keys, wake = consumer.keys, consumer.keys.wake_channel(registration.worker)
+        secret = registration.secret_of(keys).encode()
         cancels, announces = keys.cancel_channel, keys.base
 
         def deliver(channel: str, message: bytes) -> None:
@@ -1621,7 +1624,7 @@ class Reconciler:
             elif channel == announces:
                 self._on_announcement(consumer, message)
             elif message.startswith(CHECK_MARKS):
-                self._on_cancel(consumer, registration.cancelled_claim(message))
+                self._on_cancel(consumer, _proven_claim(message, secret))
             elif not self._consumers.is_replaced(consumer):
                 consumer.on_wakeup()
 
@@ -1673,9 +1676,12 @@ class Reconciler:
             consumer.request.recheck()
 
     def _on_cancel(self, consumer: QueueConsumer, claim: int | None) -> None:
-        """Cancel the run of the claim; without a proven one, or if its reply has not arrived yet, check all claims."""
-        if claim in consumer.running:
-            self._cancel_marked(consumer, (claim,))
+        """Cancel the run of the claim. Check all claims if none is proven, if its reply has not arrived yet, or if its run is
+        settled: a workflow that is being suspended may get another run under the same claim.
+        """
+        run = None if claim is None else consumer.running.get(claim)
+        if run is not None and not run.settled:
+            self._cancel_marked(consumer, (run.fence,))
             return
         if consumer.request.in_flight:
             consumer.request.recheck()
@@ -1740,7 +1746,7 @@ class Reconciler:
             self.check(consumer)
 
     def _cancel_marked(self, consumer: QueueConsumer, marked: Iterable[int]) -> None:
-        """Cancel these runs. They are logged two turns of the loop later, because logging takes as long as all before it: the
+        """Cancel these runs. They are logged two turns of the loop later, because logging takes as long as all before it, and the
         next turn is the handler's.
         """
         post = self._link.driver.post
@@ -1814,6 +1820,14 @@ class Reconciler:
         for consumer in self._consumers.of(name):
             known.update(consumer.running, consumer.lifecycle.rejected_claims)
         return known
+
+
+def _proven_claim(message: bytes, secret: bytes) -> int | None:
+    """Return the claim that a message on the worker's own channel cancels. None: it names none, or its proof is wrong."""
+    word, _, rest = message.partition(b" ")
+    claim, _, proof = rest.partition(b" ")
+    expected = hashlib.sha1(b"%s %s" % (secret, claim), usedforsecurity=False).hexdigest().encode()
+    return whole(claim) if word == CHECK_MARKS and compare_digest(proof, expected) else None
 
 
 def _log_cancelling(run: Run[Any]) -> None:

@@ -906,7 +906,7 @@ class ConsumerRunner:
                 lanes=consumer.options.lanes,
                 options=json.dumps(shown_fields(policy), separators=(",", ":")),
                 deploy=consumer.deploy,
-                secret=registration.secret,
+                secret=registration.secret_of(consumer.keys),
             )
         )
         if changed:

@@ -32,7 +32,6 @@ from worqr.link import Heartbeat, Link, WorkerHandle, answer_timeout, boottime
 from worqr.log_events import emit
 from worqr.ops import Beat
 from worqr.peer.options import check_concurrency
-from worqr.stored_values import whole
 from worqr.version import __version__
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ class Registration(WorkerHandle):
     """One worker id. `dead` is set when the registration is over; from then on its requests are not sent.
 
     Attributes:
-        secret: what the server knows besides the worker alone: it proves that a message comes from a script.
         alive_at: when the newest heartbeat was sent that the server acknowledged with "alive"; minus infinity after a reply
             of "dead". The heartbeat thread sets it when it has read the reply, before the loop handles the reply.
     """
@@ -62,7 +60,7 @@ class Registration(WorkerHandle):
         worker = f"{label}:{secrets.token_hex(16)}"
         super().__init__(worker)
         self.worker: str = worker
-        self.secret: str = secrets.token_hex(16)
+        self._key = secrets.token_bytes(16)
         self.alive_at: float = boottime()
         self.heartbeat: Heartbeat[Beat] | None = None
         self.number: int = 0
@@ -72,12 +70,11 @@ class Registration(WorkerHandle):
         """Seconds for which the Trio loop has had no turn; from any thread."""
         return 0.0 if self.heartbeat is None else self.heartbeat.lag
 
-    def cancelled_claim(self, message: bytes) -> int | None:
-        """Return the claim that a message on the worker's own channel cancels. None: it is another message, or a forged one."""
-        word, _, rest = message.partition(b" ")
-        claim, _, proof = rest.partition(b" ")
-        expected = hashlib.sha1(b"%s %s" % (self.secret.encode(), claim), usedforsecurity=False).hexdigest()
-        return whole(claim) if word == b"c" and secrets.compare_digest(proof, expected.encode()) else None
+    def secret_of(self, queue: QueueKeys) -> str:
+        """Return what the queue's scripts know besides the worker alone: it proves that a message comes from one of them. Each
+        queue has another.
+        """
+        return hashlib.blake2b(queue.base.encode(), key=self._key, digest_size=16).hexdigest()
 
     def record_replies(self, call: ops.Command[Beat]) -> ops.Command[Beat]:
         """Return a heartbeat whose reply sets `alive_at`.
