@@ -39,6 +39,8 @@ AWAY: Final = (
 """Troubles in which the server does not reply, or too late. A slot that moves and a lost connection are not among them."""
 AGAIN_WITHIN: Final = 1.0
 """Seconds until a peer has noticed that the server replies again."""
+TURN: Final = 0.05
+"""Seconds of a turn of a busy loop."""
 SAID_WITHIN: Final = 0.3
 """Seconds in which the end of a run may not have reached an absent server, before or after the trouble."""
 FIRES_WITHIN: Final = 10.0
@@ -232,12 +234,13 @@ class Excuses:
 
     def _failed_as_it_was_cancelled(self, run: Run, until: float) -> str | None:
         """A run that fails while its queue is being left is given back, because the cancellation may be why. An asyncio handler
-        may have failed just before it was cancelled.
+        may have failed just before it was cancelled. On Trio, one that was ready then fails in the same turn.
         """
-        if run.queue not in {ASYNCIO, FLOW_ASYNCIO} or run.ended is None or run.how == "returned":
+        if run.ended is None or run.how == "returned":
             return None
+        before, after = (SAID_WITHIN, SAID_WITHIN) if run.queue in {ASYNCIO, FLOW_ASYNCIO} else (0.0, TURN)
         ended = run.ended
-        near = any(abs(ended - at) <= SAID_WITHIN and at <= until for at in self._times_cancelled(run))
+        near = any(-before <= ended - at <= after and at <= until for at in self._times_cancelled(run))
         return "failed as it was cancelled" if near else None
 
     def _times_cancelled(self, run: Run) -> list[float]:
@@ -254,7 +257,9 @@ class Excuses:
         if run.queue not in {*FLOWS, FLOW_NESTED} or run.ended is None or not script_of(run.task).jobs:
             return None
         times = self._times_cancelled(run)
-        near = any(run.ended <= at <= until and self._unsettled(run, at - ROOM_WITHIN) for at in times)
+        near = any(
+            run.ended - SLACK <= at <= until and self._unsettled(run, at - ROOM_WITHIN) for at in times
+        )  # a busy loop notices the end of the grace later
         return "left as a workflow sent its jobs" if near else None
 
 
