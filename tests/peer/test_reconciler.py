@@ -211,12 +211,15 @@ async def test_only_a_proof_for_this_very_claim_cancels_it(
         for forged in (
             *(b"c %d" % two, b"c %d " % two, b"c %d %s" % (two, b"0" * 40), b"c %d %s" % (two, digest)),
             *(b"c 0%d %s" % (one, digest), b"c %d %s " % (one, digest), b"c +%d %s" % (one, digest), b"c"),
-            *(b"cc %d %s" % (one, digest), b"c\xff %s" % digest, b"c " + b"9" * 5000 + b" " + digest),
+            *(b"c \xff %s" % digest, b"c " + b"9" * 5000 + b" " + digest),
         ):
             with spying(server, prefix) as spy:
                 assert client.publish(wake, forged) == 1
                 await until(lambda spy=spy: spy.calls()["reconcile"])  # it asks, and the server knows of no mark
         await until(lambda: not peer._engine.reconciler._checking)
+        with spying(server, prefix) as spy:
+            client.publish(wake, b"c" + true)
+            await until(lambda: spy.calls()["start_tasks"])  # another word: a wake-up
         assert held.cancelled == []
         client.publish(wake, true)
         await held.wait_for(lambda: held.cancelled == [(held.tasks[0], "cancel")])

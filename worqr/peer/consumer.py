@@ -1579,7 +1579,7 @@ ASKERS: Final = 3
 TO_ALL: Final = (b"resumed", b"deleted")
 """Messages on the queue's own channel after which every worker requests tasks."""
 CHECK_MARKS: Final = b"c"
-"""How a message on a worker's own wake channel begins that cancels one claim, or after which the worker asks which of its claims
+"""The first word of a message on a worker's own wake channel that cancels one claim; alone, the worker asks which of its claims
 are marked for cancellation. Any other message on that channel is a wake-up.
 """
 
@@ -1623,7 +1623,7 @@ class Reconciler:
                 self._on_cancel_hint(consumer, message)
             elif channel == announces:
                 self._on_announcement(consumer, message)
-            elif message.startswith(CHECK_MARKS):
+            elif message[:2] in (CHECK_MARKS, CHECK_MARKS + b" "):
                 self._on_cancel(consumer, _proven_claim(message, secret))
             elif not self._consumers.is_replaced(consumer):
                 consumer.on_wakeup()
