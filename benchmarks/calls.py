@@ -25,7 +25,7 @@ from worqr.embedded import EmbeddedServer
 TYPED, RAW, BLOCKING, WORKER = Bar(160, most=True), Bar(130, most=True), Bar(140, most=True), Bar(400, most=True)
 SWITCHES = Bar(5, most=True)
 ONE_WAIT, WORKER_WAITS = Bar(1, most=True), Bar(3, most=True)
-"""A worker waits for the wake-up, for its claim, and for the reply to the settle."""
+"""A worker waits for the message that brings the task, and for the reply to the settle; Trio polls between them."""
 COUNT = 1000
 WARM = 100
 """Calls before those that are counted."""

@@ -17,15 +17,17 @@ MARGIN = 1.1
 LIMITS = {
     "enqueue, raw, Trio": 130 * MARGIN,
     "enqueue, raw, Trio: waits": 1,
-    "enqueue, typed, Trio": 149 * MARGIN,
+    "enqueue, typed, Trio": 137 * MARGIN,
     "enqueue, typed, Trio: waits": 1,
-    "enqueue, typed, blocking": 133 * MARGIN,
+    "enqueue, typed, blocking": 122 * MARGIN,
     "enqueue, typed, blocking: waits": 1,
-    "worker, one task after the other": 472 * MARGIN,
-    "worker: waits": 4.2 * MARGIN,
-    "worker: switches between tasks": 4.2 * MARGIN,
+    "worker, one task after the other": 425 * MARGIN,
+    "worker: waits": 3.5 * MARGIN,
+    "worker: switches between tasks": 4.7 * MARGIN,
 }
-"""The most of each, by its row in the table of `benchmarks.calls`."""
+"""The most of each, by its row in the table of `benchmarks.calls`. A worker makes about 390 calls, 3.1 waits and 3.2 switches.
+Where others use the CPU, a run of a hand-off counts as long, and a start follows it.
+"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the loop of another system waits in another way")

@@ -140,7 +140,9 @@ def is_record(node: ast.ClassDef) -> bool:
     return frozen or any(ast.unparse(base) in {"TypedDict", "NamedTuple"} for base in node.bases)
 
 
-OF_OTHER_LIBRARIES = {"link.driver: self._scope.deadline": "the deadline of a scope of Trio"}
+OF_OTHER_LIBRARIES = dict.fromkeys(
+    ["link.driver: self._scope.deadline", "peer.settler: self._rest.deadline"], "the deadline of a scope of Trio"
+)
 """Writes that the test below takes for foreign ones, because a class of worqr has an attribute of the same name."""
 
 

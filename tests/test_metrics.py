@@ -63,8 +63,11 @@ async def test_a_peer_has_every_metric(server: Server, prefix: str) -> None:
         await nursery.start(partial(peer.serve, "Q1", held))
         await mesh.queue("Q1").enqueue(b"x")
         await held.wait(1)
-        with probes.serve(peer, "127.0.0.1:0") as address:
-            reply = await trio.to_thread.run_sync(get, address, "/metrics")
+        with probes.serve(peer, "127.0.0.1:0") as address, trio.fail_after(PATIENCE):
+            scrape = partial(trio.to_thread.run_sync, get, address, "/metrics")
+            reply = await scrape()
+            while values(reply.text)["worqr_peer_room"] != 6:  # there is none while tasks are being requested
+                reply = await scrape()
         assert reply.status == 200
         assert reply.type.startswith("text/plain; version=")
         found = values(reply.text)

@@ -100,7 +100,7 @@ def test_everything_that_must_hold_is_checked_before_a_change_is_taken() -> None
 
 
 def test_the_core_needs_six_packages() -> None:
-    assert requirements("") == {"redis", "trio", "trio-util", "msgspec", "cyclopts", "rich"}
+    assert requirements("") == {"redis", "trio", "trio-util", "outcome", "msgspec", "cyclopts", "rich"}
 
 
 def test_every_package_that_is_installed_is_used() -> None:

@@ -823,12 +823,13 @@ class ArgumentCodec:
         Raises:
             TypeError: Python would reject such a call too.
         """
-        values = dict(zip(self._names, args, strict=False))
-        if not kwargs and len(args) == self._positional == len(self._names):
-            return values
+        names = self._names
+        if not kwargs and len(args) == self._positional == len(names):  # as most calls are: they take the shortest way
+            return {names[0]: args[0]} if len(args) == 1 else dict(zip(names, args))  # noqa: B905 strict= takes long
+        values = dict(zip(names, args, strict=False))
         if len(args) <= self._positional and not (kwargs.keys() & values.keys()) and kwargs.keys() <= self._by_keyword:
             found: dict[str, Any] = {}
-            for name in self._names:
+            for name in names:
                 value = values.get(name, _MISSING)
                 if value is _MISSING:
                     value = kwargs.get(name, _MISSING)

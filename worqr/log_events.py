@@ -144,7 +144,9 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "a task was reassigned while it ran; its outcome here is discarded",
         "queue claim job",
     ),
-    "claim.stray": _event(WARNING, "the server lost its last writes, so some tasks run once more", "queue count"),
+    "claim.stray": _event(
+        WARNING, "the server lost its last writes or a message, so some tasks are given back", "queue count"
+    ),
     "start_tasks": _event(ERROR, "the server refuses to hand out tasks of a queue", "queue error"),
     "settle.refused": _event(
         ERROR,

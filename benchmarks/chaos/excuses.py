@@ -39,7 +39,7 @@ AWAY: Final = (
 """Troubles in which the server does not reply, or too late. A slot that moves and a lost connection are not among them."""
 AGAIN_WITHIN: Final = 1.0
 """Seconds until a peer has noticed that the server replies again."""
-TURN: Final = 0.05
+TURN: Final = 0.1
 """Seconds of a turn of a busy loop."""
 SAID_WITHIN: Final = 0.3
 """Seconds in which the end of a run may not have reached an absent server, before or after the trouble."""
@@ -244,11 +244,12 @@ class Excuses:
         return "failed as it was cancelled" if near else None
 
     def _times_cancelled(self, run: Run) -> list[float]:
-        """When the runs of its queue were cancelled, because its peer left."""
+        """When the runs of its queue were cancelled, because its peer left. A peer that gets no CPU then does it afterwards."""
         times = list(self._history.queues_left.get((run.peer, run.queue), ()))
         if run.peer in self._history.leaving:
             times.append(self._history.leaving[run.peer] + self._history.grace[run.peer])
-        return times
+        gaps = self._frozen.get(run.peer, ())
+        return times + [gap.end for gap in gaps if any(gap.begin <= at <= gap.end for at in times)]
 
     def _left_as_it_sent_jobs(self, run: Run, until: float) -> str | None:
         """The run of a workflow ends when its jobs are sent, which is later than its function ends. It waits for room for them,

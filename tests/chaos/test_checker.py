@@ -658,7 +658,7 @@ def test_what_a_thread_ends_after_the_grace_of_its_peer_is_given_back(queue: str
     ("queue", "how", "ended", "broken"),
     [
         *(("asyncio", "failure", 40.1, False), ("asyncio", "failure", 39.9, False), ("asyncio", "failure", 39.5, True)),
-        *(("asyncio", "returned", 40.1, True), ("raw", "failure", 40.1, True)),
+        *(("asyncio", "returned", 40.1, True), ("raw", "failure", 40.2, True)),
         *(("raw", "failure", 40.01, False), ("raw", "failure", 39.99, True), ("raw", "returned", 40.01, True)),
     ],
 )
@@ -675,6 +675,17 @@ def test_what_fails_as_its_queue_is_left_is_given_back(
         story.add("peer-3", 40.2, "left_queue", queue=queue, at=40.0)
     story.run(41.3, queue, "twice")
     assert ("a task ran again after its end" in rules_broken(story)) is broken
+
+
+@pytest.mark.parametrize("begin", [37.5, 40.5])
+def test_a_peer_without_cpu_cancels_its_runs_afterwards(begin: float) -> None:
+    story = correct()
+    story.send(35, "raw", "twice")
+    story.run(37, "raw", "twice", "failure", peer="peer-3", lasts=4.05)
+    story.add("peer-3", 38, "leaving", grace=1)
+    story.add("peer-3", 41, "gap", begin=begin, end=41.0)
+    story.run(41.3, "raw", "twice")
+    assert ("a task ran again after its end" in rules_broken(story)) is (begin > 39)
 
 
 @pytest.mark.parametrize(

@@ -158,10 +158,13 @@ def test_a_hundred_histories_of_three_days_take_24_mb_and_expire(own_server: Ser
         keys = RegistryKeys(prefix)
 
         def sample(queue: QueueKeys, minutes: int) -> None:
-            client.set(f"{keys.base}:clock", f"{minutes * 60_000}")
+            # in the middle of a minute: the clock is that of the server and what is set, and a real minute may end meanwhile
+            seconds, micros = client.time()
+            client.set(f"{keys.base}:clock", f"{began + minutes * 60_000 - seconds * 1000 - micros // 1000}")
             call = ops.sample_queue(queue, create=True)
             client.evalsha(moved.sha, 1, call.base, *call.args)
 
+        began = client.time()[0] // 60 * 60_000 + 30_000
         queues = [QueueKeys(prefix, f"Q{n}") for n in range(100)]
         before = int(client.info("memory")["used_memory"])
         for minutes in range(10 * TEN_MINUTE_RECORDS):

@@ -12,7 +12,7 @@ import worqr
 from tests.faults.rescuer import rescuer
 from tests.support.children import Child
 from tests.support.leaks import assert_no_leaks, delete_all
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 
@@ -23,6 +23,25 @@ async def _enqueue(server: Server, prefix: str, *tasks: bytes) -> None:
     mesh = worqr.Mesh(server.url, prefix=prefix)
     async with mesh.connect():
         await mesh.queue("Q1").enqueue(*tasks)
+
+
+async def _joins_again(server: Server, prefix: str) -> None:
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    async with mesh.connect():
+        with trio.fail_after(PATIENCE):
+            while len([w for w in await mesh.workers() if w.queues]) < 2:
+                await trio.sleep(0.05)
+
+
+async def _only_runs_another(server: Server, prefix: str, zombie: Child) -> None:
+    """It runs what is enqueued now, and has run nothing that it had found in its sockets."""
+    await _enqueue(server, prefix, b"ok-3")
+    lines = [await zombie.line()]
+    while not lines[-1].startswith("ended ok-3"):
+        lines.append(await zombie.line())
+    assert not [line for line in lines if "hold-" in line]
+    zombie.send("leave")
+    assert await zombie.ended() == 0
 
 
 async def test_a_peer_frozen_longer_than_its_keepalive_learns_that_it_lost_its_tasks(
@@ -87,30 +106,39 @@ async def test_a_claim_that_a_zombie_finds_in_its_socket_does_not_begin(
     zombie = spawn(CHILD, proxy.url, prefix, "Q1")
     await zombie.line_with("joined")
     faults = [proxy.hold_reply(sent_as("start_tasks"), on="data")]
-    await _enqueue(server, prefix, b"hold-1")
+    await _enqueue(server, prefix, b"hold-1", b"hold-2")  # two: one alone would be handed to it
     await faults[0].wait_executed()
     if beat_too:
         faults.append(proxy.hold_reply(sent_as("keep_worker_alive"), on="beat"))
         await faults[1].wait_executed()
     zombie.pause()
     async with rescuer(server.url, prefix) as rescue:
-        await rescue.wait_all(b"hold-1")
+        await rescue.wait_all(b"hold-1", b"hold-2")
         for fault in faults:
             fault.release()
         await trio.sleep(0.2)  # both replies are in the zombie's sockets
         zombie.resume()
-        mesh = worqr.Mesh(server.url, prefix=prefix)
-        async with mesh.connect():
-            with trio.fail_after(PATIENCE):  # it has joined again
-                while len([w for w in await mesh.workers() if w.queues]) < 2:
-                    await trio.sleep(0.05)
-    await _enqueue(server, prefix, b"ok-2")
-    lines = [await zombie.line()]
-    while not lines[-1].startswith("ended ok-2"):
-        lines.append(await zombie.line())
-    assert not [line for line in lines if "hold-1" in line]
-    zombie.send("leave")
-    assert await zombie.ended() == 0
+        await _joins_again(server, prefix)
+    await _only_runs_another(server, prefix, zombie)
+
+
+async def test_a_task_that_is_handed_to_a_frozen_worker_runs_elsewhere_and_once(
+    server: Server, prefix: str, spawn: Callable[..., Child]
+) -> None:
+    client = server.client()
+    zombie = spawn(CHILD, server.url, prefix, "Q1")
+    first_id = (await zombie.line_with("joined")).split()[1]
+    await until(lambda: bool(client.sismember(f"{prefix}:{{Q1}}:hungry", first_id)))
+    zombie.pause()
+    await _enqueue(server, prefix, b"hold-1")
+    assert client.scard(f"{prefix}:{{Q1}}:claims:{first_id}") == 1, "it has the message in its socket"
+    async with rescuer(server.url, prefix) as rescue:
+        await rescue.wait_all(b"hold-1")
+        assert rescue.attempts == {b"hold-1": 2}, "a death is counted"
+        zombie.resume()
+        await _joins_again(server, prefix)
+        assert rescue.runs == {b"hold-1": 1}
+    await _only_runs_another(server, prefix, zombie)
 
 
 async def test_freezing_for_less_than_the_keepalive_again_and_again_costs_nothing(

@@ -6,8 +6,11 @@ import asyncio
 import itertools
 import math
 import random
+import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
@@ -100,6 +103,225 @@ def test_a_cancellation_that_has_not_come_yet_comes_before_anything_is_sent() ->
 
     run(main)
     assert reached == ["first", "cleaned up"]
+
+
+class Line:
+    """A connection and its only call. `on_read` runs when the reply is read, and settles the call or not."""
+
+    def __init__(self) -> None:
+        self.driver = AsyncioDriver()
+        self.request = Waiter()
+        self.on_read: Callable[[], object] = self.settle
+        self.socket, self.server = socket.socketpair()
+        self.socket.setblocking(False)
+        self.watch = self.driver.watch(self.socket, self._readable, lambda: None)
+
+    def _readable(self) -> None:
+        self.socket.recv(1)
+        self.on_read()
+
+    def settle(self) -> None:
+        self.request.settle()
+        wake_all((self.request,))
+
+    def reply(self) -> None:
+        self.server.send(b"!")
+
+    async def call(self, request: Waiter | None = None) -> None:
+        await self.driver.exchange(request or self.request, lambda _: self.watch)
+
+    def close(self) -> None:
+        self.watch.close()
+        self.socket.close()
+        self.server.close()
+
+
+@contextmanager
+def line() -> Iterator[Line]:
+    made = Line()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def in_task(call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Begin it, until it waits."""
+    task = asyncio.create_task(call)
+    await turn()
+    return task
+
+
+def test_the_task_of_the_only_call_goes_on_as_soon_as_its_reply_was_read() -> None:
+    order: list[str] = []
+
+    async def call(one: Line) -> None:
+        await one.call()
+        order.append("the task")
+
+    def on_read(one: Line) -> None:
+        asyncio.get_running_loop().call_soon(order.append, "the loop")
+        one.settle()
+        order.append("the read")
+
+    async def main() -> None:
+        with line() as one:
+            one.on_read = partial(on_read, one)
+            task = await in_task(call(one))
+            one.reply()
+            await task
+            await turn()
+
+    run(main)
+    assert order == ["the read", "the task", "the loop"]
+
+
+@pytest.mark.parametrize("first", ["reply", "cancellation"])
+@pytest.mark.parametrize("message", [(), ("the reason",)])
+def test_a_cancellation_in_the_turn_of_the_reply_comes_once(
+    first: str, message: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        with line() as one:
+            task = await in_task(one.call())
+            both = [one.settle, partial(task.cancel, *message)]
+
+            def on_read() -> None:
+                for each in both if first == "reply" else both[::-1]:
+                    each()
+
+            one.on_read = on_read
+            one.reply()
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await task
+            assert task.cancelled()
+            assert caught.value.args == message
+            assert one.request.abandoned
+            assert one.request.wake is None
+            one.on_read = one.settle
+            one.reply()  # as a reply that comes too late
+            await turn()
+
+    run(main)
+    assert not caplog.records  # a task that is woken twice is an error that the loop logs
+
+
+def test_a_call_whose_task_was_cancelled_before_is_not_submitted() -> None:
+    submitted: list[Any] = []
+
+    async def call() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await AsyncioDriver().exchange(Waiter(), submitted.append)
+
+    async def main() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(call())
+
+    run(main)
+    assert not submitted
+
+
+def test_a_call_that_is_settled_otherwise_than_by_its_reply_ends_too() -> None:
+    async def main() -> None:
+        with line() as one:
+            task = await in_task(one.call())
+            asyncio.get_running_loop().call_soon(one.settle)
+            await task
+            await one.call()  # settled before it could wait
+
+    run(main)
+
+
+def test_of_two_calls_that_one_read_settles_both_go_on() -> None:
+    async def main() -> None:
+        with line() as one:
+            others = [Waiter(), Waiter()]
+            tasks = [await in_task(one.call(each)) for each in (one.request, *others)]
+
+            def on_read() -> None:
+                for each in others:
+                    each.settle()
+                wake_all(others)
+                one.settle()
+
+            one.on_read = on_read
+            one.reply()
+            await asyncio.gather(*tasks)
+
+    run(main)
+
+
+def test_a_time_limit_ends_the_only_call() -> None:
+    async def main() -> None:
+        with line() as one:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await one.call()
+            assert one.request.abandoned
+            one.reply()
+            await turn()
+        with line() as one:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(one.call(), 0.01)
+            assert one.request.abandoned
+
+    run(main)
+
+
+def test_a_task_goes_on_in_its_own_context() -> None:
+    variable = ContextVar[str]("variable", default="nothing")
+    seen: list[str] = []
+
+    async def call(one: Line) -> None:
+        variable.set("of the task")
+        await one.call()
+        seen.append(variable.get())
+        variable.set("changed")
+
+    async def main() -> None:
+        with line() as one:
+
+            def on_read() -> None:
+                seen.append(variable.get())
+                one.settle()
+
+            one.on_read = on_read
+            task = await in_task(call(one))
+            one.reply()
+            await task
+            one.reply()
+            await turn()
+
+    run(main)
+    assert seen == ["nothing", "of the task", "nothing"]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_what_ends_a_program_gets_out_of_the_task_of_a_call(error: type[BaseException]) -> None:
+    """And an error of the read itself does not, nor does it keep the task from going on."""
+    ended: list[Line] = []
+
+    async def call(one: Line) -> None:
+        await one.call()
+        ended.append(one)
+        raise error
+
+    def on_read(one: Line) -> None:
+        one.settle()
+        raise ValueError("of the read")
+
+    async def main() -> None:
+        with line() as one:
+            one.on_read = partial(on_read, one)
+            task = await in_task(call(one))
+            one.reply()
+            await task
+
+    with pytest.raises(error):
+        run(main)
+    assert len(ended) == 1
 
 
 @pytest.mark.parametrize("_again", range(20))

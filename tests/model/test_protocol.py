@@ -11,6 +11,7 @@ from tests.model.batches import Batches, CancelledBatches, ClearedBatches, Reope
 from tests.model.cancels import Cancels
 from tests.model.claims import Claims
 from tests.model.follow_ups import FollowUps
+from tests.model.handoffs import Handoffs
 from tests.model.lanes import Lanes
 from tests.model.leases import Leases
 from tests.model.limits import Limits
@@ -32,7 +33,7 @@ from tests.model.workflows import (
 )
 
 MODELS: tuple[type[Model[Any]], ...] = (
-    *(Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits, Lanes),
+    *(Producers, Claims, Wakeups, Tokens, Handoffs, Cancels, Members, Leases, Limits, Lanes),
     *(Batches, CancelledBatches, ReopenedBatches, ClearedBatches, FollowUps),
     *(Workflows, CancelledWorkflows, FailingWorkflows, ReplacedWorkflows, RetriedWorkflows, DoubtfulWorkflows),
     *(RewoundWorkflows, FailedAndRewoundWorkflows, EndedWaitWorkflows, Races),

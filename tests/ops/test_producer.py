@@ -155,8 +155,8 @@ def test_two_producers_do_not_know_each_other(desk: Desk) -> None:
     assert desk.waiting() == [b"a", b"a"]
 
 
-def test_a_number_may_be_as_large_as_a_float_is_exact(desk: Desk) -> None:
-    number = 2**53 - 1
+@pytest.mark.parametrize("number", [2**30 - 1, 2**30, 2**30 + 1, 2**31 - 1, 2**31, 2**32 + 1, 2**53 - 1])
+def test_a_number_may_be_as_large_as_a_float_is_exact(desk: Desk, number: int) -> None:
     put(desk, number, number - 1)
     assert put(desk, number, number - 1) == [b"ok", 1]
     assert put(desk, number - 2, 1) == [b"late"]

@@ -651,7 +651,7 @@ def test_every_phase_has_a_step() -> None:
 # The states of a start request, as the table in the docstring of `ClaimRequest` has them.
 
 
-IDLE, WANTED, IN_FLIGHT, AGAIN = RequestState
+IDLE, WANTED, IN_FLIGHT, AGAIN, REJOINING = RequestState
 
 Event = Callable[[ClaimRequest], object]
 
@@ -661,6 +661,8 @@ def request_in(state: RequestState, reserved: int = 0) -> ClaimRequest:
     request = ClaimRequest()
     if state is not IDLE:
         request.want()
+    if state is REJOINING:
+        request.rejoin()
     if state in {IN_FLIGHT, AGAIN}:
         if reserved:
             request.send(reserved)
@@ -698,6 +700,15 @@ TABLE = [
     (IN_FLIGHT, 0, ClaimRequest.discarded, IDLE),
     (AGAIN, 0, ClaimRequest.discarded, WANTED),
     (AGAIN, 3, ClaimRequest.discarded, WANTED),
+    (WANTED, 0, ClaimRequest.rejoin, REJOINING),
+    (REJOINING, 0, WANT, WANTED),
+    (REJOINING, 0, lambda request: request.send(0), IN_FLIGHT),
+    (REJOINING, 0, lambda request: request.rejoined(1, 2), IDLE),
+    (REJOINING, 0, lambda request: request.rejoined(1, 0), WANTED),
+    (REJOINING, 0, lambda request: request.rejoined(0, 2), REJOINING),  # the reply to an earlier one
+    (IDLE, 0, lambda request: request.rejoined(0, 0), IDLE),
+    (WANTED, 0, lambda request: request.rejoined(0, 2), WANTED),
+    (IN_FLIGHT, 3, lambda request: request.rejoined(0, 2), IN_FLIGHT),
 ]
 
 
@@ -714,7 +725,8 @@ def test_the_states_follow_each_other_as_the_table_says(
 
 
 @pytest.mark.parametrize(
-    ("before", "reserved", "began"), [(IDLE, 0, True), (WANTED, 0, False), (IN_FLIGHT, 3, False), (IN_FLIGHT, 0, True)]
+    ("before", "reserved", "began"),
+    [(IDLE, 0, True), (WANTED, 0, False), (IN_FLIGHT, 3, False), (IN_FLIGHT, 0, True), (REJOINING, 0, True)],
 )
 def test_want_tells_whether_there_was_no_reason_before(before: RequestState, reserved: int, began: bool) -> None:
     assert request_in(before, reserved).want() is began

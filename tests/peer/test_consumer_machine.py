@@ -47,13 +47,22 @@ class Model:
 
     def __init__(self, size: int, concurrency: int, pool: int, limit: int) -> None:
         self.size, self.concurrency, self.pool, self.limit = size, concurrency, pool, limit
-        self.wants = self.again = self.wakeup = self.live = False
+        self.wants = self.again = self.wakeup = self.live = self.resting = self.rejoins = False
+        self.ending = 0
+        """The number of the end of a hand-off whose reply says whether to request tasks; 0: something else does."""
+        self.endings = 0
         self.in_flight: int | None = None
         self.phase = Phase.NEW
         self.running: list[int] = []
         self.freed: dict[int, bool] = {}
         """Stuck runs whose units were freed, and whether their place in the pool was freed too."""
         self.rejected: list[int] = []
+        self.accepted: list[int] = []
+        self.given_back: list[int] = []
+        self.kept: list[int] = []
+        """Hand-offs that wait for the reply to a request, which has reserved the units."""
+        self.lost: set[int] = set()
+        """Those of them whose registration has died."""
         self.sent: list[int] = []
 
     @property
@@ -65,14 +74,19 @@ class Model:
         return len(self.running) - sum(self.freed.values()) + (self.in_flight or 0)
 
     def send(self, wanted: int) -> None:
-        self.in_flight, self.again, self.wakeup = wanted, False, False
+        self.in_flight, self.again, self.wakeup, self.rejoins, self.ending = wanted, False, False, False, 0
         self.sent.append(wanted)
+
+    @property
+    def fits(self) -> int:
+        units = (self.concurrency - self.held * self.size) // self.size
+        return min(units, self.pool - self.places, self.limit - self.held)
 
     def dispatch(self) -> None:
         """Request what fits; forward a wake-up for which nothing fits."""
-        fits = (self.concurrency - self.held * self.size) // self.size
-        fits = min(fits, self.pool - self.places, self.limit - self.held)
-        if self.wants and self.live and self.phase < Phase.DRAINING and self.in_flight is None and fits > 0:
+        fits = self.fits
+        may = self.wants and not self.resting and self.live and self.phase < Phase.DRAINING
+        if may and self.in_flight is None and fits > 0:
             self.send(fits)
         if self.wakeup and self.live and self.in_flight is None:
             self.send(0)
@@ -80,6 +94,8 @@ class Model:
     def request_soon(self) -> None:
         if self.phase < Phase.DRAINING:
             self.wants = self.again = True
+            self.resting = self.rejoins = False
+            self.ending = 0
             if self.in_flight is None:
                 self.dispatch()
 
@@ -93,16 +109,55 @@ class Model:
         """A reply; None: the server refused the request."""
         wanted, self.in_flight = self.in_flight, None
         if dead or self.phase >= Phase.STOPPING:
-            self.rejected += [] if dead or claims is None or self.phase >= Phase.DETACHED else claims
+            back = self.given_back if self.phase >= Phase.DETACHED else self.rejected
+            back += [] if dead or claims is None else claims
         elif claims is None:
             self.wants = False
         else:
             self.wants = self.again or more if wanted else self.wants
             self.running += claims
+            self.accepted += claims
+        kept, self.kept = self.kept, []
+        for claim in kept:
+            self.handed(claim, dead=claim in self.lost)
+        self.dispatch()
+
+    def handed(self, claim: int, *, dead: bool) -> None:
+        """A task that came with its wake-up."""
+        takes = self.phase is Phase.SERVING
+        if dead:
+            return
+        if takes and self.fits < 1 and self.in_flight:
+            self.kept.append(claim)
+            return
+        if self.phase < Phase.DRAINING:
+            self.wants = self.again = True
+            self.resting = self.rejoins = False
+            self.ending = 0
+        if takes and self.fits > 0:
+            self.resting = self.rejoins = True
+            self.running.append(claim)
+            self.accepted.append(claim)
+        else:
+            self.given_back.append(claim)
+
+    def rejoin(self) -> int:
+        """Whether the end of a run that is sent now does what the next request would: its number, or 0."""
+        may = self.wants and not self.resting and self.live and self.phase < Phase.DRAINING
+        if not (may and self.rejoins and self.in_flight is None and self.fits > 0):
+            return 0
+        self.endings += 1
+        self.wants, self.rejoins, self.ending = False, False, self.endings
+        return self.ending
+
+    def rejoined(self, ending: int, workers_waiting: int) -> None:
+        if ending == self.ending:
+            self.ending, self.wants = 0, not workers_waiting
         self.dispatch()
 
     def ended(self, claim: int) -> None:
         self.running.remove(claim)
+        self.resting = False
         self.freed.pop(claim, None)
 
 
@@ -117,15 +172,17 @@ class Machine(RuleBasedStateMachine):
         self.sent: list[int] = []
         self.given_back: list[int] = []
         self.accepted: list[int] = []
-        self.rechecks = self.first = 0
+        self.unread: list[int] = []
+        """Ends of hand-offs whose replies are under way."""
+        self.rechecks = self.first = self.number = 0
         self.deliver: Callable[[StartReply | None, Exception | None], None] | None = None
         self.registration = self.owner = Registration("w")
         settles: Any = SimpleNamespace(crowded=set(), give_back=lambda _k, _r, claims: self.given_back.extend(claims))
         nothing: Any = None
         services = services_of(
             *(self.scheduler, self),
-            session=SimpleNamespace(beat_is_fresh=lambda: True, lost=self._lost),
-            settler=SimpleNamespace(settles=settles, ended=None),
+            session=SimpleNamespace(beat_is_fresh=lambda: True, is_missed_soon=True, lost=self._lost),
+            settler=SimpleNamespace(settles=settles, ended=None, rest=lambda _run: None),
             slots=SimpleNamespace(run=lambda run: self.accepted.append(run.fence)),
             reconciler=SimpleNamespace(recheck=self._recheck),
         )
@@ -138,6 +195,7 @@ class Machine(RuleBasedStateMachine):
         assert owner is self.registration
         assert not owner.dead
         self.deliver, self.owner = deliver, owner
+        self.number = int(call.args[1])
         self.sent.append(int(call.args[2]))
 
     def _recheck(self, _consumer: object) -> None:
@@ -169,6 +227,7 @@ class Machine(RuleBasedStateMachine):
         if now:
             self.registration.end()
             self.model.live = False
+            self.model.lost |= set(self.model.kept)
 
     # Reasons to request
 
@@ -187,12 +246,50 @@ class Machine(RuleBasedStateMachine):
         self.scheduler.dispatch()
         self.model.dispatch()
 
+    @precondition(lambda self: self.consumer.admission.registration is not None)
+    @rule(again=st.booleans())
+    def hand_off(self, again: bool) -> None:
+        self.first += 100
+        self.model.handed(self.first, dead=self.registration.dead)
+        self.consumer.on_handoff(self.registration, self.first, b"task")
+        if again:
+            self.consumer.admission.checked(1, self.consumer.admission.doubts)
+            self.consumer.on_handoff(self.registration, self.first, b"task")
+            assert self.consumer.admission.checked_on == 0
+            self.model.wake()
+
+    @rule()
+    def rest_in_vain(self) -> None:
+        """The run of a hand-off goes on."""
+        assert self.consumer.request.resting == self.model.resting
+        self.consumer.request.end_long_rest()
+        self.model.resting = self.model.rejoins = False
+        self.dispatch()
+
     # Replies
 
     def _answer(self, started: StartReply | None, failure: Exception | None) -> None:
         deliver, self.deliver = self.deliver, None
         assert deliver is not None
         deliver(started, failure)
+
+    @rule()
+    def rejoin(self) -> None:
+        """A flush sends the end of a run."""
+        found, expected = self.consumer.rejoin(), self.model.rejoin()
+        assert (found or (0, 0))[0] == expected
+        if found:
+            self.unread.append(expected)
+            assert found[1] == self.number
+        self.dispatch()
+
+    @precondition(lambda self: self.unread)
+    @rule(workers_waiting=st.integers(0, 2))
+    def rejoined(self, workers_waiting: int) -> None:
+        """Replies come in order. 0 also stands for a refusal, and for the death of the worker."""
+        ending = self.unread.pop(0)
+        self.model.rejoined(ending, workers_waiting)
+        self.consumer.rejoined(ending, workers_waiting)
 
     @precondition(lambda self: self.deliver is not None)
     @rule(n=st.integers(0, 6), word=st.sampled_from(["ok", "late", "short", "paused"]), recheck=st.booleans())
@@ -205,11 +302,9 @@ class Machine(RuleBasedStateMachine):
         used = not dead and self.model.phase < Phase.STOPPING
         pending = self.consumer.request.recheck_on_reply
         claims = list(range(self.first, self.first + n))
-        accepted = len(self.accepted)
         self.model.answered(claims, more=word in {"ok", "late"}, dead=dead)
         self._answer(StartReply(word, self.first, [b"task"] * n, 2), None)
         assert self.rechecks == rechecks + (used and pending)
-        assert self.accepted[accepted:] == (claims if used else [])
 
     @precondition(lambda self: self.deliver is not None)
     @rule()
@@ -226,7 +321,7 @@ class Machine(RuleBasedStateMachine):
         if self.owner.dead or model.phase >= Phase.STOPPING:
             model.answered([], dead=self.owner.dead)
         else:
-            model.live, model.in_flight = False, None
+            model.live, model.in_flight, model.kept = False, None, []
         self._answer(StartReply("not_serving", 0, []), None)
 
     # Runs
@@ -271,6 +366,8 @@ class Machine(RuleBasedStateMachine):
         assert consumer.lifecycle.phase is model.phase
         assert sorted(consumer.running) == sorted(model.running)
         assert consumer.lifecycle.rejected_claims == model.rejected
+        assert list(request.handed) == model.kept
+        assert (self.accepted, self.given_back) == (model.accepted, model.given_back)
 
     @invariant()
     def the_books_are_right(self) -> None:

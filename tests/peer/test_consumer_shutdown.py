@@ -473,6 +473,9 @@ async def test_only_the_new_station_of_a_queue_with_a_run_left_behind_requests_t
         begun.set()
         let_go.wait(60)
 
+    def asked(times: int) -> bool:
+        return proxy.count(sent_as("start_tasks"), on="data") >= times
+
     async with other.connect(), mesh.join() as peer:
         q = other.queue("Q1")
         async with trio.open_nursery() as nursery:
@@ -488,6 +491,7 @@ async def test_only_the_new_station_of_a_queue_with_a_run_left_behind_requests_t
             for n in range(5):
                 await q.enqueue(b"%d" % n)
                 await runs.wait(n + 1)
+                await until(partial(asked, n + 1))
                 await until(lambda: not consumer.request.in_flight)
             assert proxy.count(sent_as("start_tasks"), on="data") == 5
             nursery.cancel_scope.cancel()

@@ -84,7 +84,9 @@ async def test_an_idle_peer_is_told_of_work_and_does_not_poll(mesh: worqr.Mesh, 
             await until(lambda: all(context._run.settled for context in runs.contexts))
             await eventually(mesh.queue("Q1").running, [])
             calls = spy.calls()
-            assert (calls["enqueue"], calls["start_tasks"], calls["finish_tasks"]) == (1, 1, 1)
+            assert (calls["enqueue"], calls["finish_tasks"]) == (1, 1)
+            assert calls["start_tasks"] <= 1  # 0: the end of a short run takes the worker back among those that wait
+        await eventually(partial(hungry, server, prefix), 2)
 
 
 async def hungry(server: Server, prefix: str) -> int:

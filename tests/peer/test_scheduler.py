@@ -181,6 +181,16 @@ def test_long_runs_hold_the_room_by_priority(priorities: tuple[int, ...]) -> Non
         assert sum(holders(world)) >= 100 - 2 * len(priorities)
 
 
+def test_it_says_whether_another_consumer_wants_tasks() -> None:
+    world = World(1)
+    one, two = Made(world), Made(world)
+    one.request.want()
+    assert not world.scheduler.has_others_for(one.share)
+    assert world.scheduler.has_others_for(two.share)
+    two.request.want()
+    assert world.scheduler.has_others_for(one.share)
+
+
 def test_long_runs_of_one_queue_do_not_crowd_out_short_ones_of_another() -> None:
     world = World(100)
     short, long = Made(world), Made(world)

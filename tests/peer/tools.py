@@ -168,7 +168,7 @@ def services_of(scheduler: Scheduler, link: Any, **parts: Any) -> ConsumerServic
         pass
 
     made: dict[str, Any] = {
-        "session": SimpleNamespace(beat_is_fresh=lambda: True),
+        "session": SimpleNamespace(beat_is_fresh=lambda: True, is_missed_soon=True),
         "slots": SimpleNamespace(run=nothing),
         "settler": SimpleNamespace(settles=Settles(link), ended=nothing),
         "reports": None,

@@ -43,6 +43,7 @@ def become_primary(server: Server) -> None:
 
 def fail_to_save(server: Server) -> None:
     """Its snapshot cannot be put where it belongs, because a folder is there."""
+    (server.folder / "dump.rdb").unlink(missing_ok=True)  # of an earlier attempt
     (server.folder / "dump.rdb").mkdir()
     server.look.config_set("save", "3600 1")
     _save(server, "err")

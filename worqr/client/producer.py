@@ -401,16 +401,11 @@ class Producer:
 
     async def enqueue_tasks(self, queue: QueueKeys, tasks: list[bytes], given: RawOptions) -> int:
         """Enqueue raw tasks, in as many requests as they need, and return their number. It raises as `Queue.enqueue`."""
-        client, settings = self._client, self._client.settings
-        if given is PLAIN and len(tasks) == 1:  # as most calls are: they take the shortest way
-            connection = client.connections.for_current_loop()
-            keys = connection.sharding.only_shard(queue) or await connection.sharding.next_shard(queue)
-            connection.note_queue(settings, keys.name)
-            request = ops.enqueue(
-                keys, [*map(self.sealed, tasks)] if client.values else tasks, replicas=settings.replicas
-            )
-            return await connection.link.call(request if self._tracing is None else self._traced(request))
-        replicas = settings.replicas if given.replicas is None else given.replicas
+        if given is PLAIN and len(tasks) == 1:
+            await self._enqueue_one(queue, tasks[0])
+            return 1
+        client = self._client
+        replicas = client.settings.replicas if given.replicas is None else given.replicas
         chunks = list(in_chunks(tasks, len))
         if len(chunks) > 1 and (given.unique or given.max_length is not None):
             raise UsageError(
@@ -425,6 +420,15 @@ class Producer:
         if len(chunks) == 1:
             return await self._store(queue, tasks, given, replicas)
         return await self._enqueue_chunks(queue, chunks, given, replicas)
+
+    async def _enqueue_one(self, queue: QueueKeys, task: bytes) -> None:
+        """Enqueue one raw task without options: as most calls are, so it takes the shortest way."""
+        client, settings = self._client, self._client.settings
+        connection = client.connections.for_current_loop()
+        keys = connection.sharding.only_shard(queue) or await connection.sharding.next_shard(queue)
+        connection.note_queue(settings, keys.name)
+        request = ops.enqueue_one(keys, self.sealed(task) if client.values else task, settings.replicas)
+        await connection.link.call(request if self._tracing is None else self._traced(request))
 
     async def enqueue_raw(self, queue: QueueKeys, tasks: list[bytes], given: RawOptions) -> int:
         """Enqueue raw tasks of which middleware may make jobs, and return their number.
@@ -594,9 +598,9 @@ class Producer:
         if self._sent is not None:
             self._sent.append(call)
 
-    async def enqueue_task(self, queue: str, task: bytes) -> None:
+    def enqueue_task(self, queue: str, task: bytes) -> Coroutine[Any, Any, None]:
         """Send the payload of one call without options as a raw task."""
-        await self.enqueue_tasks(_keys_of(self._client.settings.prefix, queue), [task], PLAIN)
+        return self._enqueue_one(_keys_of(self._client.settings.prefix, queue), task)
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Send one call as a job."""
@@ -1006,11 +1010,16 @@ def _queue_of(queue: QueueKeys, *_: object) -> str:
     return queue.display_name
 
 
+def _name(queue: str, *_: object) -> str:
+    return queue
+
+
 def _several(*_: object) -> None:
     return None
 
 
 _SENDS: Final[dict[str, tuple[Operation, Callable[..., str | None], Callable[[Any], tuple[int, str | None]]]]] = {
+    "enqueue_task": ("enqueue", _name, lambda _: (1, None)),
     "enqueue_tasks": ("enqueue", _queue_of, lambda stored: (stored, None)),
     "dispatch_task": ("dispatch", _queue_of, lambda job: (1, job.id)),
     "enqueue_many": ("enqueue", _several, lambda stored: (stored, None)),

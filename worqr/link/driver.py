@@ -22,11 +22,12 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
+import outcome
 import trio
 
 from worqr.errors import WorqrError
@@ -509,9 +510,25 @@ class TrioDriver(Driver):
         raise AssertionError("the scope is never cancelled")
 
 
+class _Woken(outcome.Outcome[None]):
+    """What a task gets that is woken. It has no state, so that one object serves all of them, unlike an ``outcome.Value``."""
+
+    def unwrap(self) -> None:
+        return
+
+    def send(self, gen: Generator[T, None, object]) -> T:
+        return gen.send(None)
+
+    async def asend(self, agen: AsyncGenerator[T, None]) -> T:
+        return await agen.asend(None)
+
+
+_WOKEN: Final = _Woken()
+
+
 def _wakes_this_task(request: Waiter) -> Callable[[object], trio.lowlevel.Abort]:
     """Let the running task go on when the request is settled. Return what abandons the request if the task is cancelled."""
-    request.when_settled(partial(trio.lowlevel.reschedule, trio.lowlevel.current_task()))
+    request.wake = partial(trio.lowlevel.reschedule, trio.lowlevel.current_task(), _WOKEN)
 
     def abandon(_: object) -> trio.lowlevel.Abort:
         request.abandon()
@@ -557,7 +574,7 @@ class _Watch(Watch):
         if self._parked is None or self._is_read:
             return
         self._is_read = self._was_read = more = True
-        request.when_settled(self._interrupt)
+        request.wake = self._interrupt
         try:
             while not (request.settled or self._closed):
                 self._handles = False

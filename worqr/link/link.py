@@ -91,8 +91,8 @@ def _asyncio_loop() -> object | None:
     if asyncio is None:
         return None
     try:
-        loop: object = asyncio.get_running_loop()
-    except (RuntimeError, AttributeError):  # no asyncio loop; or another thread is importing asyncio now
+        loop: object = asyncio._get_running_loop()  # unlike get_running_loop, without an error where none runs
+    except AttributeError:  # another thread is importing asyncio now
         return None
     return loop
 
@@ -218,6 +218,7 @@ class Together(threading.local):
             return
         posted, self.posted = self.posted, None
         if posted:
+            posted.end_block()
             self._submit(posted if len(posted) > 1 else posted[0])
 
 

@@ -292,7 +292,7 @@ class NodeClient:
                 requests.add(request)
                 if session is None:
                     self._plan(time.monotonic())
-            elif session.gathers:
+            elif session.gathers and not (type(request) is Posted and request.is_block):
                 requests.add(request)
                 if len(requests.pending) >= ENOUGH:
                     self._work()

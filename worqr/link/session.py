@@ -240,7 +240,17 @@ def guilty(requests: Iterable[Request], address: str, cause: str) -> None:
 
 
 class Posted(list[Request]):
-    """Requests that are submitted together."""
+    """Requests that are submitted together.
+
+    Attributes:
+        is_block: they are all that a turn of the loop had to send, and wait for no others.
+    """
+
+    is_block: bool = False
+
+    def end_block(self) -> None:
+        """Note that the turn of the loop has no more to send."""
+        self.is_block = True
 
     def settle_last(self, together: Waiter) -> None:
         """Settle and wake `together` when the last request has its outcome."""
@@ -298,19 +308,18 @@ class MergedRequest(Request):
         """In the loop: give each part its share of the outcome, or its own copy of the error."""
         error = self.error
         self.error: Exception | None = None
+        has_value = error is None or isinstance(error, NotReplicated)
         before = 0
         for part in self.parts:
-            merge = part.call.merge
-            items = 0 if merge is None else merge.items
-            before += items
-            if part.settled:  # it has waited too long
-                continue
-            if error is not None:
-                part.error = copy.copy(error)
-                part.error.__cause__ = error.__cause__
-            if merge is not None and (error is None or isinstance(error, NotReplicated)):
-                part.value = merge.shared_result if merge.pick is None else merge.pick(self.value, before - items)
-            part.settled = True
+            merge: Any = part.call.merge
+            if not part.settled:  # otherwise it has waited too long
+                if error is not None:
+                    part.error = copy.copy(error)
+                    part.error.__cause__ = error.__cause__
+                if has_value:
+                    part.value = merge.shared_result if merge.pick is None else merge.pick(self.value, before)
+                part.settled = True
+            before += merge.items
         wake_all(self.parts)
 
 
@@ -771,7 +780,13 @@ def _merged(batch: list[Request]) -> list[Request]:
             groups.append([request])
             continue
         group = last.get(base)
-        if group is not None and items[base] + merge.items <= MAX_ITEMS and _alike(group[0], request):
+        if (
+            group is not None
+            and items[base] + merge.items <= MAX_ITEMS
+            and (first := group[0]).patience == request.patience
+            and (other := first.call).replicas == call.replicas
+            and (other.merge is merge or (other.merge is not None and other.merge.join is merge.join))
+        ):
             group.append(request)
             items[base] += merge.items
         else:
@@ -779,13 +794,6 @@ def _merged(batch: list[Request]) -> list[Request]:
             items[base] = merge.items
             groups.append(group)
     return [MergedRequest(group) if len(group) > 1 else group[0] for group in groups]
-
-
-def _alike(one: Request, other: Request) -> bool:
-    a, b = one.call, other.call
-    if one.patience != other.patience or a.replicas != b.replicas:
-        return False
-    return a.merge is not None and b.merge is not None and a.merge.join is b.merge.join
 
 
 # `Session`: the requests on one open connection, from packing to outcome.

@@ -908,22 +908,47 @@ local function what_ends_need(base)
   return none_blocked, suspects_wait, redis.call('SCARD', base .. ':cancelling') > 0, true
 end
 
+-- Puts a `worker` among those that wait, and returns the `reply` that says so, and how many wait now. Returns nil if a task is left,
+-- if there is anything for which a start does more than take the next one, or if the `number` is not that of the worker's last start.
+local function rejoin(base, worker, number, reply)
+  local due, suspended = base .. ':due', base .. ':suspended'
+  local others = {base, base .. ':paused', base .. ':limits', base .. ':lanes', base .. ':waiters', base .. ':suspects'}
+  if redis.call('EXISTS', due, suspended, unpack(others)) > 0 then
+    local now = digits(now_ms())
+    if redis.call('EXISTS', unpack(others)) > 0 or own(redis.pcall('ZCOUNT', due, '-inf', now)) ~= 0
+      or own(redis.pcall('ZCOUNT', suspended, '-inf', now)) ~= 0 then
+      return nil
+    end
+  end
+  local admission = own(redis.pcall('HGET', base .. ':workers', worker))
+  if admission and string.match(admission, '^%d+') == number and own(redis.pcall('SADD', base .. ':hungry', worker)) then
+    reply[1] = 'waits'
+    table.insert(reply, 2, redis.call('SCARD', base .. ':hungry'))
+    return reply
+  end
+  return nil
+end
+
 -- finish_tasks: ends claims as finished, keeps the results of jobs, puts blocked jobs into the queue. A claim with a cancel
--- mark ends as cancelled instead, without a result.
+-- mark ends as cancelled instead, without a result. With `rejoins`, the worker joins the waiting workers in the same script, if no
+-- task is left and nothing makes starting one more than taking the next.
 -- ARGV[1] worker id
--- ARGV[2] results among what follows
--- ARGV[3..] ended first, for each result, claim id, kind (bytes, json, none) and value; then the ids of all ended claims
--- RETURNS ok [claim status]...: only those that did not end as finished: cancelled, mine (settled before by this worker,
---   a resend), lost (the worker counted as dead: the task runs elsewhere)
--- RESEND safe: fenced by the claim
+-- ARGV[2] rejoins number of the worker's last start on this queue: a task was handed to it since, and it has room; empty: it joins by
+--   a start
+-- ARGV[3] results among what follows
+-- ARGV[4..] ended first, for each result, claim id, kind (bytes, json, none) and value; then the ids of all ended claims
+-- RETURNS ok [claim status]... | waits hungry [claim status]...: only those that did not end as finished: cancelled, mine (settled
+--   before by this worker, a resend), lost (the worker counted as dead: the task runs elsewhere). waits: the worker joined the
+--   waiting workers; hungry is how many wait now
+-- RESEND safe: fenced by the claim; a worker that joins again, before its next start, may be woken in vain
 -- FLAGS allow-oom
 -- ALWAYS whole_number own digits job_id notify copy_attempts store_attempts retire_result store_result end_job end_claim count
 -- ALWAYS member_changes kept_changes count_members wake
--- OFTEN add_places drop_idle_lanes free_counted free_places free_room lane_rules now_ms parsed_limits read_hash read_rules
+-- OFTEN rejoin add_places drop_idle_lanes free_counted free_places free_room lane_rules now_ms parsed_limits read_hash read_rules
 -- OFTEN rules_of startable_items what_ends_need
 local function finish_tasks()
   local queue = KEYS[1]
-  local worker, results = ARGV[1], tonumber(ARGV[2])
+  local worker, rejoins, results = ARGV[1], ARGV[2], tonumber(ARGV[3])
   local workers, claims, policy = queue .. ':workers', queue .. ':claims:' .. worker, queue .. ':policy:' .. worker
 
   -- A key of a wrong type is an error before the first write. Keys for blocked jobs and suspects are checked if there are some.
@@ -940,14 +965,14 @@ local function finish_tasks()
   local ends = ids and {} or nil
 
   local results_of = {}
-  for i = 3, 2 + 3 * results, 3 do
+  for i = 4, 3 + 3 * results, 3 do
     local ended, kind, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
     results_of[ended] = {'kind', kind, 'value', value}
   end
 
   -- One call for many claims where that is possible: calling commands one by one takes most of a script's time.
   local reply, finished, ready, freed = {'ok'}, 0, 0, 0
-  for from = 3 + 3 * results, #ARGV, 1000 do
+  for from = 4 + 3 * results, #ARGV, 1000 do
     local named = {}
     for i = from, math.min(from + 999, #ARGV) do
       local ended = ARGV[i]
@@ -986,7 +1011,7 @@ local function finish_tasks()
   count(queue, 'finished', finished, ids, subscribers, nil, ends)
   ready = ready + count_members(queue)
   wake(queue, math.max(ready, freed, suspects_wait and 1 or 0))
-  return reply
+  return rejoins ~= '' and rejoin(queue, worker, rejoins, reply) or reply
 end
 
 -- stop_tasks: gives claims back to the front of the queue in their old order; the attempt is not counted.

@@ -93,6 +93,7 @@ end
 -- ARGV[12] options JSON, other options of the handler, for people; empty: not known
 -- ARGV[13] deploy number of the version of its application, 0: none
 -- ARGV[14] secret with which scripts prove to the worker that they cancel one of its claims; empty: none
+-- ARGV[15] handoffs 1: the worker takes tasks that come with their wake-up
 -- RETURNS ok changed: 1 if other limits hold now, 2 if only the workers' rules of lanes are others, else 0 | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker back that left
 -- NUMBERED
@@ -101,7 +102,7 @@ local function start_work()
   local queue = KEYS[1]
   local worker, max_stalls = ARGV[4], ARGV[5]
   local keep_failed, on_failure, result_ttl, last, limits = ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
-  local lanes, options, deploy, secret = ARGV[11], ARGV[12], ARGV[13], ARGV[14]
+  local lanes, options, deploy, secret, handoffs = ARGV[11], ARGV[12], ARGV[13], ARGV[14], ARGV[15]
   local workers, policy = queue .. ':workers', queue .. ':policy:' .. worker
 
   local missing = missing_rights(queue)
@@ -125,6 +126,7 @@ local function start_work()
   set_field(policy, 'options', options ~= '' and options)
   set_field(policy, 'deploy', whole_number(deploy, 0) > 0 and deploy)
   set_field(policy, 'secret', secret ~= '' and secret)
+  set_field(policy, 'handoffs', handoffs == '1' and handoffs)
   if result_ttl == '-' then
     redis.call('HDEL', policy, 'result_ttl')
   else

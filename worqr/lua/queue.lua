@@ -421,8 +421,47 @@ local function stored_as_job(base, task)
   return MARKER .. id
 end
 
--- enqueue: puts tasks at the back (or the front) of a queue and wakes as many waiting workers as there are tasks.
--- All of them are stored or none. A payload that begins with the reference marker becomes a job with a generated id.
+local HANDOFF_BYTES = 16384 -- of a payload; a longer one would delay the cancellations on the channel of its worker
+
+-- Claims a plain `task`, which is in no list yet, for a waiting worker that takes hand-offs, and sends it along with the wake-up.
+-- Returns true if the worker received it. Only an empty queue hands a task over, in which nothing but its order decides who runs
+-- it, and only a user that may claim. The message comes first: without a receiver nothing was claimed.
+local function hand_off(base, task)
+  if #task > HANDOFF_BYTES or job_id(task) or redis.call('LLEN', base) > 0 or redis.acl_check_cmd
+    and not (redis.acl_check_cmd('SADD', base .. ':claims:1', '1') and redis.acl_check_cmd('LPUSH', base .. ':claim:1', task)) then
+    return false
+  end
+  local others = permitted(redis.pcall('EXISTS', base .. ':paused', base .. ':limits', base .. ':suspects', base .. ':lanes',
+    base .. ':waiters'))
+  local worker = others == 0 and own(redis.pcall('SPOP', base .. ':hungry'))
+  if not worker then
+    return false
+  end
+  local claims, token, now, last = base .. ':claims:' .. worker, next_token(base)
+  local claim = digits(token)
+  local held = base .. ':claim:' .. claim
+  local policy = permitted(redis.pcall('HMGET', base .. ':policy:' .. worker, 'secret', 'handoffs'))
+  local admission = policy and policy[1] and policy[2] == '1' and permitted(redis.pcall('HGET', base .. ':workers', worker))
+  if not admission or admission == LEAVING or not own(redis.pcall('SCARD', claims)) or redis.call('EXISTS', held) == 1 then
+    redis.call('SADD', base .. ':hungry', worker) -- it can be woken
+    return false
+  end
+  local proof = redis.sha1hex(policy[1] .. ' ' .. claim .. ' ' .. task)
+  local receivers = redis.pcall('PUBLISH', base .. ':wake:' .. worker, 't ' .. claim .. ' ' .. proof .. ' ' .. task)
+  if type(receivers) ~= 'number' or receivers == 0 then
+    return false
+  end
+  redis.call('LPUSH', held, task)
+  redis.call('SADD', claims, claim)
+  store_token(base, token)
+  renew_hourly(base, last, now)
+  count(base, 'claimed', 1)
+  return true
+end
+
+-- enqueue: puts tasks at the back (or the front) of a queue and wakes as many waiting workers as there are tasks. All of them are
+-- stored or none. A payload that begins with the reference marker becomes a job with a generated id. One task for an empty queue is
+-- claimed for a waiting worker at once, and goes to it together with its wake-up.
 -- ARGV[4] bound tasks that may wait, including those due later; -1: no limit. A space and CHANNEL-NUMBER may follow: if the
 --   queue is full, the producer waits for room under this name
 -- ARGV[5] front 1: to be taken next, 0: to the back
@@ -430,7 +469,8 @@ end
 -- RETURNS ok stored | full waiting | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- ALWAYS whole_number own digits producer_state is_plain forget_replies numbered job_id count wake
+-- ALWAYS whole_number digits producer_state is_plain forget_replies numbered job_id count
+-- OFTEN hand_off permitted next_token store_token renew_hourly renew_counts
 local function enqueue()
   local queue = KEYS[1]
   local bound, front = ARGV[4], ARGV[5] == '1'
@@ -453,6 +493,9 @@ local function enqueue()
       local position = front and tasks - 1 - i or i
       local task = ARGV[tasks_from + position]
       items[#items + 1] = job_id(task) and stored_as_job(queue, task) or task
+    end
+    if workers_wait and tasks == 1 and hand_off(queue, items[1]) then
+      return {'ok', tasks}
     end
     redis.call(front and 'RPUSH' or 'LPUSH', queue, unpack(items))
   end

@@ -281,7 +281,7 @@ end
 -- `lowest` is late: the producer has abandoned it, or has its reply.
 local function numbered(base, id, text, lowest, transaction)
   local producer, number, least = base .. ':producer:' .. id, tonumber(text), tonumber(lowest)
-  assert(number and least and number <= EXACT and least <= EXACT and string.find(text .. lowest, '^%d+$'),
+  assert(number and least and number <= EXACT and least <= EXACT and string.find(text, '^%d+$') and string.find(lowest, '^%d+$'),
     'the number of a request and the lowest unanswered one must be whole numbers below 2^53')
   local stored = redis.call('HMGET', producer, text, 'state')
   local low, first, last, n, oldest, newest = producer_state(stored[2])
@@ -307,7 +307,8 @@ local function numbered(base, id, text, lowest, transaction)
     packed = cmsgpack.pack(reply)
     oldest, newest = oldest <= newest and math.min(oldest, number) or number, math.max(newest, number)
   end
-  local state = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', low, first, last, n, oldest, newest)
+  local small = low + last + n + newest < 2147483648 -- as integers, which are written faster, they fit into 32 bits
+  local state = string.format(small and '%d %d %d %d %d %d' or '%.0f %.0f %.0f %.0f %.0f %.0f', low, first, last, n, oldest, newest)
   if packed then
     redis.call('HSET', producer, 'state', state, text, packed)
   else

@@ -542,6 +542,7 @@ def start_work(
     options: str = "",
     deploy: int = 0,
     secret: str = "",
+    handoffs: bool = False,
 ) -> Command[Literal["", "limits", "lanes"]]:
     """Let the worker claim tasks of the queue; return what that has changed.
 
@@ -550,11 +551,13 @@ def start_work(
     `last` is the highest start request number that the worker sent to this queue before. `limits`: see
     `worqr.limits`. `lanes`: see `worqr.limits`. `options`: JSON, other options of the handler, for people.
     `deploy`: of the worker, 0: none. `secret`: with it, scripts prove that they cancel a claim of the worker; '': it asks.
+    `handoffs`: it takes tasks that come with their wake-up.
 
     The server refuses it if the user lacks a right that the scripts of a worker need on this queue.
     """
     ttl = "-" if result_ttl_ms is None else result_ttl_ms
-    args = (worker, max_stalls, keep_failed, int(on_failure), ttl, last, limits, lanes, options, deploy, secret)
+    handler = (max_stalls, keep_failed, int(on_failure), ttl, last, limits, lanes, options)
+    args = (worker, *handler, deploy, secret, int(handoffs))
     return new_call("start_work", keys.base, args, _read_changed, numbered=True)
 
 

@@ -66,7 +66,7 @@ def enqueue(
     """
     base = keys.base
     if max_length is None and not front and len(tasks) == 1:
-        return Command(_ENQUEUE, base, (-1, 0, tasks[0]), _read_number, True, len(tasks[0]), _ONE, replicas)
+        return enqueue_one(keys, tasks[0], replicas)
 
     def read(reply: Reply) -> int:
         if reply[0] != b"ok" and status_word(reply) == "full":
@@ -81,6 +81,11 @@ def enqueue(
     number = len(tasks)
     merge = Merge(number, _join_enqueues, number) if max_length is None and not front else None
     return Command(_ENQUEUE, base, args, read, True, sum(map(len, tasks)), merge, replicas)
+
+
+def enqueue_one(keys: QueueKeys, task: bytes, replicas: int = 0) -> Command[int]:
+    """Add one task to the back of the queue, as `enqueue` without a bound does."""
+    return Command(_ENQUEUE, keys.base, (-1, 0, task), _read_number, True, len(task), _ONE, replicas)
 
 
 def _read_number(reply: Reply) -> int:
@@ -134,17 +139,43 @@ Result = tuple[str, bytes]
 """An encoded result: the encoding (bytes, json, none) and the value."""
 
 
+class Ended(dict[int, str]):
+    """Reply of finish_tasks: the status words of the claims that did not end as finished, by claim: cancelled, mine, lost.
+
+    Attributes:
+        waiting_workers: how many workers wait for tasks, with this one; 0: it did not join them.
+    """
+
+    waiting_workers: int = 0
+
+
+def _read_ended(reply: Reply) -> Ended:
+    if text(reply[0]) != "waits":
+        return Ended(_read_refusals(reply))
+    ended = Ended(_read_refusals(reply[1:]))
+    ended.waiting_workers = int(reply[1])
+    return ended
+
+
 def finish_tasks(
-    keys: QueueKeys, worker: str, claims: Sequence[int], results: Mapping[int, Result] | None = None
-) -> Command[dict[int, str]]:
-    """End up to MAX_ITEMS claims as finished; return the claims for which that failed (cancelled, mine, lost)."""
+    keys: QueueKeys,
+    worker: str,
+    claims: Sequence[int],
+    results: Mapping[int, Result] | None = None,
+    *,
+    rejoins: int | None = None,
+) -> Command[Ended]:
+    """End up to MAX_ITEMS claims as finished. With `rejoins`, the number of the worker's last start on this queue, the worker
+    joins those that wait for tasks, if none is left and it has sent no start since.
+    """
+    after = "" if rejoins is None else rejoins
     if not results:
-        return Command(_FINISH, keys.base, (worker, 0, *claims), _read_refusals)
+        return Command(_FINISH, keys.base, (worker, after, 0, *claims), _read_ended)
     kept: list[Argument] = []
     for claim, (kind, value) in results.items():
         kept += (claim, kind, value)
     size = sum(len(value) for _, value in results.values())
-    return Command(_FINISH, keys.base, (worker, len(results), *kept, *claims), _read_refusals, size=size)
+    return Command(_FINISH, keys.base, (worker, after, len(results), *kept, *claims), _read_ended, size=size)
 
 
 _FINISH = script("finish_tasks")

@@ -426,7 +426,8 @@ class Admission:
         subscription: the subscription of the consumer's channels.
         listening: the server has confirmed the subscription.
         mapped_on: the number of the connection on which the registry recorded that this worker serves the queue.
-        checked_on: the number of the connection since which the consumer's claims agree with those of the server.
+        checked_on: the number of the connection since which the consumer's claims agree with those of the server; 0: of none.
+        doubts: how often the claims came into doubt. A list of claims that was asked for before the last time settles nothing.
     """
 
     def __init__(self) -> None:
@@ -438,6 +439,7 @@ class Admission:
         self.listening: bool = False
         self.mapped_on: int = 0
         self.checked_on: int = 0
+        self.doubts: int = 0
 
     @property
     def is_live(self) -> bool:
@@ -461,6 +463,7 @@ class Admission:
     def confirm(self) -> None:
         """Store that the server has confirmed the subscription, for the first time or on a new connection."""
         self.listening = True
+        self.distrust()
 
     def leave(self) -> None:
         """Store that the queue is being left, and close the subscription."""
@@ -478,9 +481,15 @@ class Admission:
         """Store that the registry recorded on this connection that the worker serves the queue."""
         self.mapped_on = connection
 
-    def checked(self, connection: int) -> None:
-        """Store that the claims agreed with those of the server on this connection."""
-        self.checked_on = connection
+    def distrust(self) -> None:
+        """Store that the claims may differ from those of the server, because a hand-off may have been lost."""
+        self.checked_on = 0
+        self.doubts += 1
+
+    def checked(self, connection: int, doubts: int) -> None:
+        """Store that the claims agreed with those of the server on this connection, unless they came into doubt meanwhile."""
+        if doubts == self.doubts:
+            self.checked_on = connection
 
 
 class Phase(IntEnum):
@@ -1004,6 +1013,8 @@ class QueueConsumer:
         request = self.request
         if not request.is_wanted or self.lifecycle.phase >= Phase.DRAINING or not self.admission.is_live:
             return 0
+        if request.resting:
+            return 0
         if self.name in self._settles.crowded:
             return 0
         return min(self.capacity_wanted(), MAX_ITEMS) - request.reserved
@@ -1035,6 +1046,11 @@ class QueueConsumer:
         if self.request.wakeup_pending:
             self.forward_wakeup()
 
+    def stop_waiting(self) -> None:
+        """Take the worker off those that wait for tasks, by a request for none, because the queue is being left."""
+        self.request.wake()
+        self.forward_wakeup()
+
     def forward_wakeup(self) -> None:
         """Forward a pending wake-up for which no unit is free. The scheduler has offered all free units before."""
         if self.request.wakeup_pending and not self.request.in_flight and self.admission.is_live:
@@ -1046,11 +1062,11 @@ class QueueConsumer:
         """Request `wanted` tasks, and reserve their units from now on. A request for 0 tasks forwards a wake-up."""
         registration = self.admission.registration
         assert registration is not None
-        self.request.send(wanted)
+        number = registration.next_number()
+        self.request.send(wanted, number)
         if wanted:
             self.reserve(wanted)
-        call = ops.start_tasks(self.keys, registration.worker, registration.next_number(), wanted)
-
+        call = ops.start_tasks(self.keys, registration.worker, number, wanted)
         self._services.link.post(call, partial(self._answered, registration), owner=registration)
 
     def _answered(self, registration: Registration, started: StartReply | None, failure: Exception | None) -> None:
@@ -1082,9 +1098,11 @@ class QueueConsumer:
         elif started.status == "not_serving":
             request.discarded()
             self._services.session.lost(registration, f"it was removed from the workers of queue {self.queue!r}")
-            return
         else:
             self._use(registration, started)
+        if request.handed:
+            for claim in tuple(request.handed):
+                request.decide(claim)
         self.scheduler.dispatch()
 
     def _reject(self, registration: Registration, claims: range) -> None:
@@ -1144,6 +1162,75 @@ class QueueConsumer:
         self._settles.send(self.keys, registration, [fence], lambda _: call, lambda _word, _failure: None)
         return None
 
+    # Hand-offs: tasks that come with their wake-up
+
+    @property
+    def takes_handoffs(self) -> bool:
+        """A script may claim a task for this consumer, and send it along with the wake-up.
+
+        Not if its machine could vanish unnoticed for long: then the task would wait for it, while another worker could run it.
+        """
+        return False
+
+    def on_handoff(self, registration: Registration, claim: int, task: bytes) -> None:
+        """Take a task that a script has claimed for this consumer.
+
+        A message that came before is a wake-up, and so is one so late that its claim was given back as a stray. But another
+        program may have deleted the queue's last token. So the claims are compared.
+        """
+        if self.request.receive(claim):
+            try:
+                self._decide_handoff(registration, claim, task)
+            except BaseException:
+                self.admission.distrust()
+                raise
+        else:
+            self.admission.distrust()
+            self.on_wakeup()
+
+    def _decide_handoff(self, registration: Registration, claim: int, task: bytes) -> None:
+        """Run the task, give it back, or keep it until a heartbeat confirms the registration or the reply under way is there."""
+        request, phase, session = self.request, self.lifecycle.phase, self._services.session
+        if registration.dead:
+            return
+        if not session.beat_is_fresh():
+            request.keep(claim, partial(self._decide_handoff, registration, claim, task))
+            session.defer_until_beat(registration, partial(request.decide, claim))
+            return
+        takes = phase is Phase.SERVING and registration is self.admission.registration and self.takes_handoffs
+        has_room = takes and self.scheduler.fits(self.share) > 0 and self.capacity_wanted() > request.reserved
+        if takes and not has_room and request.reserved:
+            request.keep(claim, partial(self._decide_handoff, registration, claim, task))
+            return
+        if phase < Phase.DRAINING and request.want():
+            self.scheduler.begin_wanting(self.share)
+        if has_room:
+            run = self.run_class(self, registration, claim, task, monotonic())
+            self.take(1)
+            self.running[claim] = run
+            self.accept((run,))
+            request.rest()
+            self._services.settler.rest(self)
+        else:
+            self._settles.give_back(self.keys, registration, (claim,))
+            self.scheduler.dispatch_soon()
+
+    def rejoin(self) -> tuple[int, int] | None:
+        """Return a number if the end of a hand-off, which is sent now, can do what the next request would: take the worker back
+        among those that wait. Return with it the number of the last start. `rejoined` uses the reply.
+
+        If another consumer wants tasks, the scheduler decides who requests them.
+        """
+        request, share = self.request, self.share
+        if not request.rejoins or request.in_flight or self.wanted() < 1 or self.scheduler.fits(share) < 1:
+            return None
+        return None if self.scheduler.has_others_for(share) else (request.rejoin(), request.last_start)
+
+    def rejoined(self, ending: int, workers_waiting: int) -> None:
+        """Use the reply to such an end: how many workers wait, with this one. 0: it does not wait, or there is no reply."""
+        self.request.rejoined(ending, workers_waiting)
+        self.scheduler.dispatch()
+
     # Its units
 
     def reserve(self, n: int) -> None:
@@ -1192,6 +1279,7 @@ class QueueConsumer:
         if self.running.pop(run.fence, None) is None:
             return
         last = not self.running
+        self.request.end_rest()
         self.scheduler.release(self.share, run.fence, last)
         if last and self.lifecycle.idle is not None:
             self.lifecycle.idle.set()
@@ -1244,6 +1332,10 @@ class HandlerConsumer(QueueConsumer):
         self.handler: Handler = handler if services.values is None else self._opening(handler)
         self.begun: dict[int, Began] = {}
         self.run_ended: Callable[[Run[Any], bool, object, BaseException | None], None] = services.settler.ended
+
+    @property
+    def takes_handoffs(self) -> bool:
+        return type(self) is HandlerConsumer and self.options.lane_of is None and self._services.session.is_missed_soon
 
     def capacity_wanted(self) -> int:
         limit = self.share.limit
@@ -1580,8 +1672,10 @@ TO_ALL: Final = (b"resumed", b"deleted")
 """Messages on the queue's own channel after which every worker requests tasks."""
 CHECK_MARKS: Final = b"c"
 """The first word of a message on a worker's own wake channel that cancels one claim; alone, the worker asks which of its claims
-are marked for cancellation. Any other message on that channel is a wake-up.
+are marked for cancellation.
 """
+HANDOFF: Final = b"t "
+"""What a message on that channel begins with that brings a claimed task. Any other message there is a wake-up."""
 
 
 RECONCILE_EVERY = 1.0
@@ -1626,7 +1720,7 @@ class Reconciler:
             elif message[:2] in (CHECK_MARKS, CHECK_MARKS + b" "):
                 self._on_cancel(consumer, _proven_claim(message, secret))
             elif not self._consumers.is_replaced(consumer):
-                consumer.on_wakeup()
+                _wake(consumer, registration, message, secret)
 
         subscription = self._link.subscriptions.open(
             [announces, cancels, wake], deliver, partial(self._confirmed, consumer)
@@ -1707,7 +1801,7 @@ class Reconciler:
             for consumer in consumers:
                 if consumer.running:
                     self.check(consumer)
-            self._compare_all(consumers)
+            self._compare_all([each for each in self._consumers.held() if not self._consumers.is_replaced(each)])
 
     # Marked and gone claims
 
@@ -1772,7 +1866,7 @@ class Reconciler:
         registration = consumer.registration
         if consumer not in self._unchecked or consumer in self._comparing:
             return
-        if registration is None or not consumer.admission.is_live or consumer.lifecycle.phase >= Phase.STOPPING:
+        if registration is None or not consumer.admission.is_live or consumer.lifecycle.holds_stops:
             return
         if consumer.request.in_flight:
             consumer.request.recheck()
@@ -1781,13 +1875,14 @@ class Reconciler:
         self._comparing.add(consumer)
         connections = self._link.connections
         call = ops.list_own_claims(consumer.keys, registration.worker)
-        self._link.post(call, partial(self._compared, consumer, registration, connections), owner=registration)
+        asked = connections, consumer.admission.doubts
+        self._link.post(call, partial(self._compared, consumer, registration, asked), owner=registration)
 
     def _compared(
         self,
         consumer: QueueConsumer,
         registration: Registration,
-        connections: int,
+        asked: tuple[int, int],
         held: list[int] | None,
         failure: Exception | None,
     ) -> None:
@@ -1804,10 +1899,14 @@ class Reconciler:
             return
         strange = set(held) - self._known_claims(consumer.name)
         if not strange:
-            consumer.admission.checked(connections)
+            consumer.admission.checked(*asked)
         elif strays := strange & seen:
-            text = "queue %(queue)r: the server forgot how %(count)d runs ended; their tasks are given back, and run once more"
+            text = (
+                "queue %(queue)r: the server lists %(count)d claims that do not run here: it forgot how they ended, or a message "
+                "was lost; their tasks are given back"
+            )
             emit(logger, "claim.stray", text, queue=consumer.queue, count=len(strays))
+            consumer.request.gave_back(strays)
             self._settler.give_back(consumer, strays)
         self._seen[consumer] = strange
 
@@ -1818,7 +1917,7 @@ class Reconciler:
         """
         known = self._settler.settles.claims_of(name)
         for consumer in self._consumers.of(name):
-            known.update(consumer.running, consumer.lifecycle.rejected_claims)
+            known.update(consumer.running, consumer.request.handed, consumer.lifecycle.rejected_claims)
         return known
 
 
@@ -1826,8 +1925,33 @@ def _proven_claim(message: bytes, secret: bytes) -> int | None:
     """Return the claim that a message on the worker's own channel cancels. None: it names none, or its proof is wrong."""
     word, _, rest = message.partition(b" ")
     claim, _, proof = rest.partition(b" ")
-    expected = hashlib.sha1(b"%s %s" % (secret, claim), usedforsecurity=False).hexdigest().encode()
-    return whole(claim) if word == CHECK_MARKS and compare_digest(proof, expected) else None
+    return whole(claim) if word == CHECK_MARKS and _proves(proof, secret, claim) else None
+
+
+def _proven_task(message: bytes, secret: bytes) -> tuple[int, bytes] | None:
+    """Return the claim and the task of a hand-off. None: it is none, or its proof is wrong."""
+    words = message.split(b" ", 3)
+    if len(words) < 4:
+        return None
+    _, claim, proof, task = words
+    number = whole(claim)
+    return (number, task) if number is not None and _proves(proof, secret, b"%s %s" % (claim, task)) else None
+
+
+def _wake(consumer: QueueConsumer, registration: Registration, message: bytes, secret: bytes) -> None:
+    """Handle a wake-up, which may bring a task. Before its channel is confirmed, a message may be from an earlier subscription,
+    and the claim of its task over.
+    """
+    is_handoff = message[:2] == HANDOFF and consumer.admission.listening
+    if is_handoff and (handed := _proven_task(message, secret)):
+        consumer.on_handoff(registration, *handed)
+    else:
+        consumer.on_wakeup()
+
+
+def _proves(proof: bytes, secret: bytes, text: bytes) -> bool:
+    expected = hashlib.sha1(b"%s %s" % (secret, text), usedforsecurity=False).hexdigest().encode()
+    return compare_digest(proof, expected)
 
 
 def _log_cancelling(run: Run[Any]) -> None:

@@ -483,6 +483,7 @@ class ConsumerShutdown:
         """Begin to leave a queue, in the engine. `lifecycle.left` is set when the queue was left. May be called twice."""
         if consumer.lifecycle.drain():
             consumer.give_back_unstarted()
+            consumer.stop_waiting()
             if not self._spawn(partial(self._leave, consumer, grace)):
                 consumer.lifecycle.leave()
 
@@ -907,6 +908,7 @@ class ConsumerRunner:
                 options=json.dumps(shown_fields(policy), separators=(",", ":")),
                 deploy=consumer.deploy,
                 secret=registration.secret_of(consumer.keys),
+                handoffs=consumer.takes_handoffs,
             )
         )
         if changed:

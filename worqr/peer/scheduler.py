@@ -161,12 +161,14 @@ class RequestState(Enum):
     WANTED = "wanted"
     IN_FLIGHT = "in flight"
     IN_FLIGHT_AGAIN = "in flight, again afterwards"
+    REJOINING = "the end of a hand-off is under way"
 
 
 _IDLE: Final = RequestState.IDLE
 _WANTED: Final = RequestState.WANTED
 _IN_FLIGHT: Final = RequestState.IN_FLIGHT
 _IN_FLIGHT_AGAIN: Final = RequestState.IN_FLIGHT_AGAIN
+_REJOINING: Final = RequestState.REJOINING
 
 
 class ClaimRequest:
@@ -180,20 +182,42 @@ class ClaimRequest:
     IN_FLIGHT (n)     IN_FLIGHT_AGAIN   -                        WANTED if more  IDLE                WANTED
     IN_FLIGHT (0)     IN_FLIGHT_AGAIN   -                        IDLE            IDLE                IDLE
     IN_FLIGHT_AGAIN   IN_FLIGHT_AGAIN   -                        WANTED          IDLE                WANTED
+    REJOINING         WANTED            -, IN_FLIGHT             -               -                   -
     ================  ================  =======================  ==============  ==================  ===============
 
     "more": the reply left tasks behind, or the server did not say so. If not, the same script has registered the worker as
     waiting, and a wake-up will come. A wake-up is pending from `wake` until the next `send`, in every state.
+
+    The end of a hand-off may do what a request would: `rejoin` makes REJOINING of WANTED. `rejoined` makes IDLE of that, or
+    WANTED if the worker does not wait. It is no request: another reason to request tasks does not wait for this reply, which is
+    then ignored.
 
     Attributes:
         state: see the table.
         reserved: how many tasks the request that is under way is for.
         wakeup_pending: a wake-up arrived for tasks that were not requested yet.
         recheck_on_reply: check for cancelled and stray claims when the reply has arrived.
+        handed: of tasks that came with a wake-up, and that are neither run nor given back yet: by claim, what decides that.
+        resting: the next request comes after the handler of such a task, which it would delay.
+        rejoins: that a short run of such a task took it off the waiting workers is the only reason to request tasks.
+        last_start: the number of the last request.
         workers_waiting: how many workers waited for tasks of this queue when the last reply was made; infinity: it is paused.
     """
 
-    __slots__ = ("recheck_on_reply", "reserved", "state", "wakeup_pending", "workers_waiting")
+    __slots__ = (
+        "_endings",
+        "_last_handed",
+        "_refused",
+        "handed",
+        "last_start",
+        "recheck_on_reply",
+        "rejoins",
+        "reserved",
+        "resting",
+        "state",
+        "wakeup_pending",
+        "workers_waiting",
+    )
 
     def __init__(self) -> None:
         self.state: RequestState = _IDLE
@@ -201,6 +225,13 @@ class ClaimRequest:
         self.wakeup_pending: bool = False
         self.recheck_on_reply: bool = False
         self.workers_waiting: float = 0
+        self.handed: dict[int, Callable[[], None]] = {}
+        self.resting: bool = False
+        self.rejoins: bool = False
+        self.last_start: int = 0
+        self._endings = 0
+        self._last_handed = 0
+        self._refused = 0
 
     @property
     def in_flight(self) -> bool:
@@ -214,7 +245,8 @@ class ClaimRequest:
 
     def want(self) -> bool:
         """Note that there may be tasks. Return True if there was no reason to request any before."""
-        if self.state is _IDLE:
+        self.resting = self.rejoins = False
+        if self.state is _IDLE or self.state is _REJOINING:
             self.state = _WANTED
             return True
         if self.state is _IN_FLIGHT:
@@ -226,13 +258,14 @@ class ClaimRequest:
         """Note a wake-up. It is pending until a request has been sent."""
         self.wakeup_pending = True
 
-    def send(self, wanted: int) -> None:
-        """Note that a request for `wanted` tasks is sent now. 0 only forwards a wake-up, and does not end the reason to request
-        tasks.
+    def send(self, wanted: int, number: int = 0) -> None:
+        """Note that a request of this number for `wanted` tasks is sent now. One for 0 only forwards a wake-up, and does not end
+        the reason to request tasks.
         """
         self.state = _IN_FLIGHT_AGAIN if not wanted and self.state is _WANTED else _IN_FLIGHT
         self.reserved = wanted
-        self.wakeup_pending = False
+        self.last_start = number
+        self.wakeup_pending = self.rejoins = False
 
     def shrink(self, wanted: int) -> None:
         """Note that what is under way is for fewer tasks."""
@@ -256,6 +289,58 @@ class ClaimRequest:
         """
         self.state = _WANTED if self.is_wanted else _IDLE
         self.reserved = 0
+
+    def receive(self, claim: int) -> bool:
+        """Note a task that came with a wake-up. Return False if it came before, or was given back before it came."""
+        if claim <= self._last_handed:
+            self._refused = claim
+            return False
+        self._last_handed = claim
+        return True
+
+    def keep(self, claim: int, decide: Callable[[], None]) -> None:
+        """Keep such a task until `decide` can be called."""
+        self.handed[claim] = decide
+
+    def decide(self, claim: int) -> None:
+        """Decide what becomes of such a task, unless that was decided before."""
+        if decide := self.handed.pop(claim, None):
+            decide()
+
+    def rest(self) -> None:
+        """Request tasks again when the run of a hand-off has ended, or soon. Any other reason to request ends the rest."""
+        self.resting = self.rejoins = True
+
+    def end_rest(self) -> None:
+        """Request tasks again, because a run has ended."""
+        self.resting = False
+
+    def end_long_rest(self) -> None:
+        """Request tasks again, because the run goes on. Meanwhile tasks may have come."""
+        self.resting = self.rejoins = False
+
+    def rejoin(self) -> int:
+        """Note that the end of a hand-off is sent now, which takes the worker back among those that wait if no task is left.
+        Return its number.
+        """
+        self.state = _REJOINING
+        self.rejoins = False
+        self._endings += 1
+        return self._endings
+
+    def rejoined(self, ending: int, workers_waiting: int) -> None:
+        """Note the reply to the end of this number. 0 workers: this one does not wait, so it requests tasks."""
+        if self.state is _REJOINING and ending == self._endings:
+            self.state = _IDLE if workers_waiting else _WANTED
+            self.workers_waiting = workers_waiting
+
+    def gave_back(self, claims: set[int]) -> None:
+        """Note that strays go back. The message of one of them may still be under way; then it comes too late.
+
+        If one of them was refused although the server had it, the tokens of the queue have begun anew, and later ones are small.
+        """
+        newest = max(claims)
+        self._last_handed = newest if self._refused in claims else max(self._last_handed, newest)
 
     def recheck(self) -> None:
         """Check the claims again when the reply under way has arrived: some of them may be cancelled or strays."""
@@ -391,6 +476,13 @@ class Scheduler:
     def is_limiting(self) -> bool:
         """A consumer would take more now if there were more units."""
         return not self.quiet and any(self.room < consumer.share.size for consumer in _contenders(self._consumers))
+
+    def has_others_for(self, share: Share) -> bool:
+        """Return True if another consumer than that of `share` would take more tasks."""
+        return len(self._consumers) > 1 and any(
+            each.share is not share and each.request.state is not _IDLE and each.wanted() > 0
+            for each in self._consumers
+        )
 
     def is_full_for(self, queue: str) -> bool:
         """Return True if `queue` is served here and one more of its runs finds no free slot now. From any thread."""
@@ -555,14 +647,14 @@ class Scheduler:
             contenders = active if len(active) == 1 else _contenders(active)
             if len(contenders) == 1:
                 if not contenders[0].request.in_flight:
-                    self._grant(contenders[0], self._fits(contenders[0].share))
+                    self._grant(contenders[0], self.fits(contenders[0].share))
             elif contenders:
                 self._share_out(contenders)
         for consumer in active:
             if consumer.request.wakeup_pending:
                 consumer.forward_wakeup()
 
-    def _fits(self, share: Share) -> int:
+    def fits(self, share: Share) -> int:
         """Return how many runs of this share fit."""
         fits = self.room // share.size
         return fits if share.pool is None else min(fits, share.pool.room)
@@ -589,7 +681,7 @@ class Scheduler:
             if bounded and not share.short_runs:
                 weights = weights or _sum_priorities(contenders)
                 most = self._fair_part(share, weights) - share.held
-            fits = min(self._fits(share), most)
+            fits = min(self.fits(share), most)
             if fits > 0:
                 self._grant(consumer, fits)
                 for other in waiting:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 BEAT_EVERY: Final = 1.0
 """Seconds between two heartbeats, at most."""
+SOON: Final = 5.0
+"""Seconds of the keepalive up to which a dead worker is missed soon."""
 LEASE: Final = 2.0
 """Seconds for which a heartbeat extends the lease of the leader."""
 
@@ -304,6 +306,12 @@ class Session:
         return self.registration
 
     # Heartbeats
+
+    @property
+    def is_missed_soon(self) -> bool:
+        """If the machine vanishes, the tasks of this worker run elsewhere within seconds."""
+        keepalive = self._settings.keepalive
+        return keepalive is not None and keepalive <= SOON
 
     def beat_is_fresh(self) -> bool:
         """Return True while no leader can have declared this worker dead.

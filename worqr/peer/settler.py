@@ -52,8 +52,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 TIMEOUT: Final = "Timeout"
 """The type of the error of a run that took too long."""
-
-
+HANDOFF_REST: Final = 0.001
+"""Seconds after a hand-off until the next request for tasks, unless its run ends before."""
 TOO_MANY: Final = (
     "the workflow waits for {:,} things at the same time, and a run may wait for {:,}: wait for some after the others, or in "
     "jobs that it starts"
@@ -92,6 +92,8 @@ class Settler:
         self._cancelled: dict[tuple[QueueConsumer, int], str] = {}
         """The ids of the jobs of cancelled runs, by claim, until the server has recorded how they ended."""
         self._flush_requested = False
+        self._resting: list[QueueConsumer] = []
+        self._rest = trio.CancelScope()
         scheduler.dispatch_with(self.request_flush)
 
     def ended(self, run: Run[HandlerConsumer], returned: bool, value: object, error: BaseException | None) -> None:
@@ -220,8 +222,27 @@ class Settler:
                 task, self._flusher = self._flusher, None
                 trio.lowlevel.reschedule(task)
 
+    def rest(self, consumer: QueueConsumer) -> None:
+        """Let a consumer request more tasks when the run of its hand-off has ended, so that they go together, or soon."""
+        if not self._resting:
+            self._rest.deadline = trio.current_time() + HANDOFF_REST
+        self._resting.append(consumer)
+
     async def flush_forever(self) -> None:
-        """Flush after each turn that requests it. A parked task costs less than a callback, which needs a system call."""
+        """Flush after each turn that requests it, and after each rest. A parked task costs less than a callback, which needs a
+        system call; a deadline costs no turn of the loop if the rest ends before.
+        """
+        while True:
+            with self._rest:
+                await self._flush_turns()
+            self._rest = trio.CancelScope()
+            resting, self._resting = self._resting, []
+            for consumer in resting:
+                consumer.request.end_long_rest()
+            with self._link.together:
+                self.flush()
+
+    async def _flush_turns(self) -> None:
         while True:
             if not self._flush_requested:
                 self._flusher = trio.lowlevel.current_task()
@@ -250,6 +271,9 @@ class Settler:
             for each in [each for each in self._stopped if not each.lifecycle.holds_stops]:
                 claims = sorted(self._stopped.pop(each), reverse=True)  # newest first: restores the old order
                 self._send(each, claims, ops.stop_tasks)
+        if self._resting and not any(each.request.resting for each in self._resting):
+            self._resting.clear()
+            self._rest.deadline = math.inf
         self._scheduler.dispatch()
 
     def _send(self, consumer: QueueConsumer, claims: list[int], settle: Callable[..., Command[Any]]) -> None:
@@ -265,12 +289,38 @@ class Settler:
 
     def _send_finishes(self, consumer: QueueConsumer, claims: list[int], results: dict[int, Result] | None) -> None:
         if not results:
-            self._send(consumer, claims, ops.finish_tasks)
+            if len(claims) > MAX_ITEMS or not self._rejoin(consumer, claims):
+                self._send(consumer, claims, ops.finish_tasks)
         elif (registration := consumer.registration) is not None and not registration.dead:
             make, answered = finisher(consumer, registration, results), partial(_answered, self._cancelled, consumer)
             sizes = dict.fromkeys(claims, 0) | {claim: len(value) for claim, (_, value) in results.items()}
             for some in in_chunks(claims, sizes.__getitem__):
                 self.settles.send(consumer.keys, registration, some, make, answered)
+
+    def _rejoin(self, consumer: QueueConsumer, claims: list[int]) -> bool:
+        """Send these finishes so that the worker waits for tasks again, if that saves a request. Return False if it does not.
+
+        If the server refuses that, the finishes alone are sent again.
+        """
+        registration = consumer.registration
+        if registration is None or registration.dead or (rejoined := consumer.rejoin()) is None:
+            return False
+        ending, last_start = rejoined
+        replied = False
+
+        def make(claims: Sequence[int]) -> Command[ops.Ended]:
+            rejoins = None if replied else last_start
+            return ops.finish_tasks(consumer.keys, registration.worker, claims, rejoins=rejoins)
+
+        def answered(ended: ops.Ended | None, failure: Exception | None) -> None:
+            nonlocal replied
+            _answered(self._cancelled, consumer, ended, failure)
+            if not replied:
+                replied = True
+                consumer.rejoined(ending, 0 if ended is None else ended.waiting_workers)
+
+        self.settles.send(consumer.keys, registration, claims, make, answered)
+        return True
 
     def forget(self, registration: Registration) -> None:
         """Drop the unsent and the refused settles of a registration that was declared dead."""
@@ -369,7 +419,7 @@ def _answered(
 def finisher(consumer: QueueConsumer, registration: Registration, results: Mapping[int, Result]) -> Make:
     """Return a function that makes the call which finishes some claims, with their results."""
 
-    def make(claims: Sequence[int]) -> Command[dict[int, str]]:
+    def make(claims: Sequence[int]) -> Command[ops.Ended]:
         kept = {claim: results[claim] for claim in claims if claim in results}
         return ops.finish_tasks(consumer.keys, registration.worker, claims, kept)
 
