@@ -34,7 +34,8 @@ class Plan:
     """Tasks at most, of each way to enqueue."""
     drain: float = 2.0
     """Seconds of a drain, if there are enough tasks."""
-    pings: int = 100
+    pings: int = 300
+    """Pings at most. With 100 of them, the p99 would be the second-longest: luck rather than a figure."""
     pickup: float = 6.0
     """Seconds of pings at most."""
     cancels: int = 10
