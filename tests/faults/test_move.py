@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -12,7 +13,7 @@ import trio
 
 import worqr
 from tests.faults.test_outages import Load
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 from tests.support.replicated import REPLICATING, follow, wait
 from tests.support.servers import Server, programs, started
 from worqr.cli import main, move
@@ -113,8 +114,10 @@ async def test_a_move_that_was_killed_is_finished_by_the_next_one(
     old: Server, new: Server, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each step but the first, the command has done what comes before. After `_settle` it runs once more for nothing."""
+    stopped = list[object]()  # so that its connections are not closed because they are collected
 
-    def stop(*_: object) -> None:
+    def stop(*given: object) -> None:
+        stopped.extend(given)
         raise KeyboardInterrupt
 
     load = Load(old, PREFIX)
@@ -123,6 +126,9 @@ async def test_a_move_that_was_killed_is_finished_by_the_next_one(
         with monkeypatch.context() as patched:
             patched.setattr(move.Move, step, stop)
             assert await trio.to_thread.run_sync(main, arguments(old, new)) == 130
+        assert stopped
+        for server in (old, new):
+            await until(lambda look=server.look: "worqr:cli:move" not in {each["name"] for each in look.client_list()})
         await load.wait_ran(1 if step == "_settle" else 50)
         for _ in range(2):
             await move_it(old, new)
@@ -434,10 +440,10 @@ def test_a_server_that_is_away_is_named(new: Server, capsys: pytest.CaptureFixtu
 def test_the_error_of_a_lost_connection_says_how_to_go_on(
     old: Server, new: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    side = move.Side(move.LinkSettings(old.url))
-    old.stop()
-    with pytest.raises(CommandFailed, match="run the same command again, it goes on where it stopped"):
-        side.info()
+    with closing(move.Side(move.LinkSettings(old.url))) as side:
+        old.stop()
+        with pytest.raises(CommandFailed, match="run the same command again, it goes on where it stopped"):
+            side.info()
 
 
 async def test_an_old_server_that_cannot_connect_to_the_new_one_accepts_writes_again(

@@ -16,6 +16,7 @@ import trio.testing
 import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
+from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 
@@ -515,8 +516,10 @@ async def test_a_thread_that_waits_for_the_server_ends_with_its_run(
 
 
 async def test_a_worker_leaves_at_once_if_its_thread_waits_for_a_result(
-    mesh: worqr.Mesh, other: worqr.Mesh, caplog: pytest.LogCaptureFixture
+    mesh: worqr.Mesh, other: worqr.Mesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in ("engine", "consumer_runner"):
+        monkeypatch.setattr(f"worqr.peer.{module}.DETACH_AFTER", PATIENCE)
     begun = threading.Event()
 
     def parent(_task: bytes) -> None:
@@ -527,7 +530,7 @@ async def test_a_worker_leaves_at_once_if_its_thread_waits_for_a_result(
         await mesh.queue("Q1").enqueue(b"parent")
         await trio.to_thread.run_sync(begun.wait)
         left_at = trio.current_time()
-    assert trio.current_time() - left_at < 4
+    assert trio.current_time() - left_at < PATIENCE / 2
     assert not [record for record in caplog.records if getattr(record, "event", "") == "task.unending"]
     async with mesh.connect():
         await mesh.queue("Q1").cancel_all()

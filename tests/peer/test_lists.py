@@ -279,7 +279,7 @@ async def test_whatever_has_failed_is_alone_in_its_next_run(mesh: worqr.Mesh) ->
 
 
 async def test_calls_that_are_alone_wait_for_units_and_take_no_more_than_there_are(mesh: worqr.Mesh) -> None:
-    now, most = 0, 0
+    now, most, three = 0, 0, trio.Event()
 
     async def handler(tasks: list[bytes]) -> None:
         nonlocal now, most
@@ -288,6 +288,9 @@ async def test_calls_that_are_alone_wait_for_units_and_take_no_more_than_there_a
         assert len(tasks) == 1
         now += 1
         most = max(most, now)
+        if now == 3:
+            three.set()
+        await three.wait()
         await trio.sleep(0.001)
         now -= 1
 

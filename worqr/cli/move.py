@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -67,6 +68,10 @@ class Side:
             self._wire = open_connection(settings, endpoint, "move", replica=True, first=True)
         except WorqrError as error:
             raise CommandFailed(f"cannot connect to {self.name}: {error}") from None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._wire.close()
 
     @property
     def place(self) -> tuple[str, int]:
@@ -468,14 +473,14 @@ def move(
     def say(text: str) -> None:
         print(text, flush=True)
 
-    Move(*_sides(old, new), place, stored, say).run(only_check=check)
+    with closing(Side(old)) as here, closing(_new_side(here, new)) as there:
+        Move(here, there, place, stored, say).run(only_check=check)
 
 
-def _sides(old: LinkSettings, new: LinkSettings) -> tuple[Side, Side]:
-    """Connect to both. The error of a new one that is lost while it takes over says how the old one accepts writes again."""
-    here = Side(old)
+def _new_side(here: Side, new: LinkSettings) -> Side:
+    """Connect to the new one. The error of one that is lost while it takes over says how the old one accepts writes again."""
     try:
-        return here, Side(new)
+        return Side(new)
     except CommandFailed as error:
         if not _hands_over(here.info()):
             raise
