@@ -21,7 +21,7 @@ from tests.support.children import ROOT
 from worqr.job_options import encode_options
 from worqr.records import RemoteError
 from worqr.remote_error import error_from_text, failed_record, fields_as_json, remote_error
-from worqr.validation import check_count, check_task, encode_json, from_ms, seconds, to_ms
+from worqr.validation import check_count, check_task, encode_json, end_moment, from_ms, seconds, to_ms
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,15 @@ def test_a_duration_that_must_be_positive_may_not_be_zero(value: Any) -> None:
 def test_a_duration_too_large_for_a_float_is_refused() -> None:
     with pytest.raises(worqr.UsageError, match="wait must be at least 0 and at most a century, not 1000"):
         seconds(10**400, "wait")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted"),
+    [((), 5000), ((5_000_999,), 5000.999), ((4_999_999, None, 5_000_001), 5000.001), ((5_001_000, 10**20, 0), 5000)],
+)
+def test_an_end_is_not_before_what_came_before_it_in_the_same_ms(tokens: tuple[int | None, ...], wanted: float) -> None:
+    assert end_moment(5000, *tokens) == from_ms(wanted)
+    assert end_moment(None, *tokens) is None
 
 
 def test_a_task_that_is_bytes_is_not_copied() -> None:

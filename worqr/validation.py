@@ -252,6 +252,15 @@ def moment(ms: float | None) -> datetime | None:
     return None if ms is None else from_ms(ms)
 
 
+def end_moment(ms: int | None, *tokens: int | None) -> datetime | None:
+    """Return the stored time of an end; None if there is none. It is stored in whole ms, and the `tokens` of the dispatch and of
+    the claim in microseconds: those of the same ms came before it.
+    """
+    if ms is None:
+        return None
+    return from_ms(max([ms, *(token / 1000 for token in tokens if token and token // 1000 == ms)]))
+
+
 def to_ms(moment: object, what: str) -> int:
     """Return an aware datetime in milliseconds since 1970, rounded up. Raises UsageError, which names `what`."""
     if not isinstance(moment, datetime):

@@ -72,6 +72,20 @@ async def test_what_has_ended_is_found(linked: worqr.Mesh, shards: int) -> None:
     assert (await queue.info()).kept == 3 and (await queue.info()).kept_bytes > 1500
 
 
+async def test_no_job_ends_before_it_began(linked: worqr.Mesh) -> None:
+    """An end is stored in whole ms, and what came before it in the same ms in microseconds."""
+    queue = linked.queue("Q1")
+    async with serving(linked, "Q1", handler):
+        for n in range(30):
+            await queue.dispatch(b"a", id=f"job-{n}", keep=KEEP, result_ttl=60)
+            await queue.job(f"job-{n}").result()
+    for found in await queue.jobs(state="finished"):
+        assert found.since and found.ended and found.since <= found.ended
+        record = await queue.read(found.id or "")
+        for end in record.ended:
+            assert record.dispatched and end.started and end.at and record.dispatched <= end.started <= end.at
+
+
 async def test_a_job_that_is_kept_is_known_by_its_id(linked: worqr.Mesh) -> None:
     queue = await ended(linked, b"a", id="order-4711", meta={"who": "Ada"})
     assert (await queue.job("order-4711").status()).state == "finished"

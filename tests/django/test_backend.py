@@ -55,6 +55,9 @@ def test_a_worker_process_runs_tasks_and_their_results_tell_all(project: Project
         for n, error in enumerate(failed.errors, 1):
             assert error.traceback.startswith("Traceback") and error.traceback.endswith(f"KeyError: 'try {n}'\\n"), error
         assert failed.started_at <= failed.last_attempted_at <= failed.finished_at
+        from worqr.django.results import in_order  # runs of less than a ms
+        one, two = timezone.now(), timezone.now() + timedelta(microseconds=900)
+        assert in_order(one, None, two, one) == [one, None, two, two] and in_order(None, one, two) == [None, one, two]
 
         failed = ended(tasks.fail.enqueue(99))
         assert failed.status == TaskResultStatus.FAILED and failed.attempts == 12, failed

@@ -16,7 +16,7 @@ from worqr.keys import QueueKeys
 from worqr.ops import AnyState, CancelReply, EndState, FoundJob, FoundPage
 from worqr.records import CancelCount, Forgotten, TaskInfo
 from worqr.stored_values import public_name
-from worqr.validation import moment
+from worqr.validation import end_moment
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -102,7 +102,7 @@ def _info(keys: QueueKeys, found: FoundJob) -> TaskInfo:
         size=found.size,
         lane=found.lane,
         tags=found.tags,
-        ended=moment(ended),
+        ended=end_moment(ended, began),
         seconds=None if ended is None or began is None else max(0.0, (ended - began / 1000) / 1000),
         kept=claim_name(keys, found.number) if found.kept else None,
     )

@@ -34,7 +34,7 @@ from worqr.records import CancelCount, Ended, Failed, JobRecord, RemoteError, St
 from worqr.remote_error import failed_record, fields_of, meta_of, tracebacks_of
 from worqr.stored_values import finite, public_name, whole
 from worqr.tracebacks import text_of
-from worqr.validation import Seconds, check_text, encode_json, from_ms, seconds
+from worqr.validation import Seconds, check_text, encode_json, end_moment, from_ms, seconds
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -202,6 +202,7 @@ def _blocked(id: str, job: Stored) -> TaskInfo:
 
 def _ended(result: StoredResult) -> Ended:
     fields = result.fields
+    claim = _number(fields, "claim")
     return Ended(
         state=cast("Any", _text(fields, "outcome")),
         attempts=_number(fields, "attempts") or 0 if "attempts" in fields else 1,
@@ -211,8 +212,8 @@ def _ended(result: StoredResult) -> Ended:
         error=_error(fields, traceback=True),
         reason=_text(fields, "reason"),
         expires_in=max(0, result.left_ms) / 1000,
-        at=_moment(_number(fields, "ended")),
-        started=_moment((_number(fields, "claim") or 0) / 1000),
+        at=end_moment(_number(fields, "ended") or None, claim, _number(fields, "first")),
+        started=_moment((claim or 0) / 1000),
         worker=_text(fields, "worker"),
     )
 

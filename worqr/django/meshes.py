@@ -354,7 +354,7 @@ class _Run:
     """One run of a task: its `TaskResult` for the task's context and for the signals."""
 
     def __init__(self, task: Any, args: list[Any], kwargs: dict[str, Any], context: Context) -> None:
-        from worqr.django.results import result_id
+        from worqr.django.results import in_order, result_id
         from worqr.django.task_api import TaskResult, TaskResultStatus
 
         self._context = context
@@ -364,13 +364,15 @@ class _Run:
         self._saved: bytes | None = saved
         began = from_ms(context.fence / 1000)
         worker = record.get(b"worker", b"").decode("utf-8", "replace")
+        first = min([began, *map(from_ms, tracebacks_of(saved or b""))])
+        enqueued_at, started_at, last_attempted_at = in_order(_time(record.get(b"first")), first, began)
         self._result = TaskResult(
             task=task,
             id=result_id(context.queue, context.id),
             status=TaskResultStatus.RUNNING,
-            enqueued_at=_time(record.get(b"first")),
-            started_at=min([began, *map(from_ms, tracebacks_of(saved or b""))]),
-            last_attempted_at=began,
+            enqueued_at=enqueued_at,
+            started_at=started_at,
+            last_attempted_at=last_attempted_at,
             finished_at=None,
             args=args,
             kwargs=kwargs,

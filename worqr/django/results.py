@@ -133,14 +133,18 @@ def result_of(record: JobRecord, id: str, alias: str, value: Any = None) -> Any:
     starts = [each.at.timestamp() - each.seconds for each in record.tries]
     last = record.status.since or (ended.started if ended else None)
     first = datetime.fromtimestamp(min(starts), record.tries[0].at.tzinfo) if starts else last
+    last = last or (datetime.fromtimestamp(max(starts), record.tries[0].at.tzinfo) if starts else None)
+    enqueued_at, started_at, last_attempted_at, finished_at = in_order(
+        record.dispatched, first, last, _finished_at(record, ended)
+    )
     result = TaskResult(
         task=task_of(enqueued),
         id=id,
         status=status,
-        enqueued_at=record.dispatched,
-        started_at=first,
-        last_attempted_at=last or (datetime.fromtimestamp(max(starts), record.tries[0].at.tzinfo) if starts else None),
-        finished_at=_finished_at(record, ended),
+        enqueued_at=enqueued_at,
+        started_at=started_at,
+        last_attempted_at=last_attempted_at,
+        finished_at=finished_at,
         args=enqueued.args,
         kwargs=enqueued.kwargs,
         backend=alias,
@@ -149,6 +153,14 @@ def result_of(record: JobRecord, id: str, alias: str, value: Any = None) -> Any:
     )
     object.__setattr__(result, "_return_value", value)
     return result
+
+
+def in_order(*times: datetime | None) -> list[datetime | None]:
+    """Return times of the server so that none is before an earlier one: some are stored in microseconds, others in whole ms."""
+    ordered = list[datetime | None]()
+    for time in times:
+        ordered.append(None if time is None else max([time, *filter(None, ordered)]))
+    return ordered
 
 
 def result_of_row(row: tuple[Any, ...], id: str, alias: str) -> Any:
