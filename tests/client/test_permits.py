@@ -222,7 +222,7 @@ HOLDER = """
 import sys, trio, worqr
 from worqr.client import permits
 
-permits.LEASE, permits.RENEW_EVERY = 1.0, 0.2
+permits.LEASE, permits.RENEW_EVERY = 5.0, 0.2
 mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
 
 @mesh.task

@@ -171,8 +171,8 @@ async def test_a_lost_connection_is_made_again_and_confirmed_again(
     caplog.set_level(logging.INFO, "worqr.link")
     impatient = {"ping_every": 0.2, "pong_timeout": 0.4} if way == "half-open" else {}
     link = await link_to(proxy.url, **impatient)
-    made, other = await listener(link, f"{prefix}a", f"{prefix}b"), await listener(link, f"{prefix}a")
     began = time.monotonic()
+    made, other = await listener(link, f"{prefix}a", f"{prefix}b"), await listener(link, f"{prefix}a")
     if way == "kill":
         kill_subscribers(server)
     elif way == "cut":

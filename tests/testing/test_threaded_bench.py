@@ -61,7 +61,7 @@ class Shop:
         async def nap() -> None:
             await trio.sleep(0.001)
 
-        @mesh.task(name="fail")
+        @mesh.task(name="fail", retry=worqr.RetryPolicy(min_backoff=3600, max_backoff=3600))
         async def fail(text: str) -> None:
             raise ValueError(text)
 
