@@ -154,6 +154,76 @@ def test_the_rows_of_a_test_are_gone_after_it_with_migrations_and_without(projec
         settings.write_text(settings.read_text() + more)
         said = project.manage("test", "--verbosity", "0", WORQR_URL="unix:///nowhere/worqr.sock", PATIENCE="0.5")
         assert "OK" in said
+        assert "the server did not reply within 1 s" in said or "postgresql" in settings.read_text()
+
+
+@pytest.mark.parametrize("project", ["sqlite"], indirect=True)
+def test_rows_in_memory_are_sent_before_the_commit_returns(project: Project) -> None:
+    """There, another connection at the same time makes the next statement of a test fail: `database table is locked`."""
+    project.write(
+        tasks=TASKS,
+        tests="""
+        import worqr
+        from django.db import transaction
+        from django.test import TransactionTestCase
+        from shop import tasks
+        from worqr.django.meshes import mesh_of, outbox_of
+        from worqr.django.models import OutboxRow
+        from django_tasks_or_django import task_backends
+
+        class Tests(TransactionTestCase):
+            def test_sent(self):
+                backend = task_backends["default"]
+                outbox = outbox_of(backend)
+                with outbox.sender.sweeping():  # as beside a worker
+                    for n in range(50):
+                        with transaction.atomic():
+                            tasks.add.enqueue(n, n)
+                        self.assertEqual(OutboxRow.objects.all().delete()[0], 0)
+                    self.assertIsNone(outbox.sender._thread)
+                self.assertEqual(worqr.sync(mesh_of(backend).queue("django:default").count), 50)
+        """.replace("django_tasks_or_django", TASKS_MODULE),
+    )
+    assert "OK" in project.manage("test", "--verbosity", "0")
+
+
+@pytest.mark.parametrize("project", ["sqlite"], indirect=True)
+def test_rows_in_memory_that_were_not_sent_go_with_later_ones(project: Project) -> None:
+    project.write(
+        tasks=TASKS,
+        tests="""
+        import worqr
+        from django.db import transaction
+        from django.test import TransactionTestCase
+        from shop import tasks
+        from worqr.django.meshes import mesh_of, outbox_of
+        from worqr.django.models import OutboxRow
+        from django_tasks_or_django import task_backends
+
+        class Tests(TransactionTestCase):
+            def test_later(self):
+                backend = task_backends["default"]
+                mesh, outbox = mesh_of(backend), outbox_of(backend)
+                dispatch = mesh._client.producer.dispatch_rows
+
+                async def away(*_):
+                    raise worqr.Unavailable("no server")
+
+                mesh._client.producer.dispatch_rows = away
+                for n in range(2):  # the second one does not ask again so soon
+                    with transaction.atomic():
+                        tasks.add.enqueue(n, n)
+                self.assertEqual(OutboxRow.objects.count(), 2)
+                mesh._client.producer.dispatch_rows = dispatch
+                outbox.sender._again_at = 0.0
+                outbox.send()
+                self.assertEqual(OutboxRow.objects.count(), 0)
+                self.assertEqual(worqr.sync(mesh.queue("django:default").count), 2)
+        """.replace("django_tasks_or_django", TASKS_MODULE),
+    )
+    said = project.manage("test", "--verbosity", "0")
+    assert "OK" in said
+    assert said.count("wait, because they cannot be sent: Unavailable: no server") == 1
 
 
 def test_a_task_is_a_row_of_the_transaction(migrated: Project) -> None:

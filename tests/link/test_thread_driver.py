@@ -22,7 +22,7 @@ import trio.testing
 from tests.link.scripts import append, echo, lines, log
 from tests.support.children import Child
 from tests.support.patience import PATIENCE, wait_until
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import Server
 from worqr.errors import Unavailable, UsageError
 from worqr.link import Link, LinkSettings, Signal, ThreadDriver, TrioDriver, Waiter, driver_here, run_blocking
@@ -693,27 +693,20 @@ def test_ctrl_c_at_any_call_of_a_function_of_the_thread_that_drives_leaves_no_ot
         except Unavailable as error:  # it was interrupted in the middle of a change
             ended.append(error)
 
-    def release(link: Link, threads: list[threading.Thread], held: Any) -> None:
-        driver: Any = link.driver
-        wait_until(lambda: driver._driving is not None)
-        for each in threads:
-            each.start()
-        wait_until(lambda: len(driver._followers) == len(threads))
-        held.release()
-
     at = 0
     while True:
         link = new_link(proxy.url)
         run_blocking(link.call(echo("connected")))
         ended = list[object]()
         threads = [threading.Thread(target=follow, args=(link, ended)) for _ in range(2)]
-        held = proxy.hold_reply(on="data")
-        helper = threading.Thread(target=release, args=(link, threads, held))
+        held, over = proxy.hold_reply(on="data"), threading.Event()
+        helper = threading.Thread(target=follow_and_release, args=(link, threads, held, over))
         helper.start()
-        if not interrupted(at, lambda link=link: drive(link), since="_handle"):
-            helper.join()
-            break
+        is_interrupted = interrupted(at, lambda link=link: drive(link), since="_handle")
+        over.set()
         helper.join()
+        if not is_interrupted:
+            break
         for each in threads:
             each.join(PATIENCE)
         assert len(ended) == 2, at
@@ -730,13 +723,6 @@ def test_ctrl_c_at_any_call_of_a_function_leaves_no_other_thread_without_its_con
         subscription = link.subscriptions.open(["b"], lambda *_: None, lambda: None)
         ended.append(run_blocking(subscription.wait_confirmed()))
 
-    def release(link: Link, thread: threading.Thread, held: Any) -> None:
-        driver: Any = link.driver
-        wait_until(lambda: driver._driving is not None)
-        thread.start()
-        wait_until(lambda: len(driver._followers) == 1)
-        held.release()
-
     at = 0
     while True:
         link = new_link(proxy.url)
@@ -745,14 +731,15 @@ def test_ctrl_c_at_any_call_of_a_function_leaves_no_other_thread_without_its_con
         thread = threading.Thread(target=follow, args=(link, ended), daemon=True)
         held = proxy.hold_reply(on="subscribe")
         mine = link.subscriptions.open(["a"], lambda *_: None, lambda: None)
-        helper = threading.Thread(target=release, args=(link, thread, held))
+        over = threading.Event()
+        helper = threading.Thread(target=follow_and_release, args=(link, [thread], held, over))
         helper.start()
-        if not interrupted(at, lambda mine=mine: run_blocking(mine.wait_confirmed()), since=since):
-            helper.join()
-            thread.join(PATIENCE)
-            break
+        is_interrupted = interrupted(at, lambda mine=mine: run_blocking(mine.wait_confirmed()), since=since)
+        over.set()
         helper.join()
         thread.join(PATIENCE)
+        if not is_interrupted:
+            break
         assert ended == [None], at
         link.close()  # it may subscribe again, and the next fault is not for that
         at += 1
@@ -784,6 +771,18 @@ def test_ctrl_c_as_a_thread_sends_what_another_one_has_left_loses_nothing(link: 
     assert interrupted(at, lambda: link.post(echo("b"), lambda _value, _error: None), since="_send_all")
     thread.join(PATIENCE)
     assert heard == ["a"]
+
+
+def follow_and_release(link: Link, threads: list[threading.Thread], held: Fault, over: threading.Event) -> None:
+    """Let threads follow the one that drives, and then give it its reply; if its wait is not `over`, because a machine that stood
+    still has ended the connection.
+    """
+    driver: Any = link.driver
+    wait_until(lambda: driver._driving is not None or over.is_set())
+    for each in threads:
+        each.start()
+    wait_until(lambda: len(driver._followers) == len(threads) or over.is_set())
+    held.release()
 
 
 def state_of(link: Link) -> Any:

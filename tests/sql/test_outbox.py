@@ -1055,7 +1055,7 @@ def test_a_driver_that_panics_also_as_its_connection_is_closed_ends_no_sender(
 
         def cursor(self, *given: Any, **named: Any) -> Any:
             self.used += 1
-            if fails and self.used > 1:  # the first one asks for the version
+            if fails and self.used > 2:  # the first ones ask for its file and its version
                 raise Panic
             return super().cursor(*given, **named)
 

@@ -165,10 +165,14 @@ def test_a_connection_is_sent_by_its_block_or_by_send(
 
 
 def test_a_database_that_only_one_connection_sees_is_refused(mesh: worqr.Mesh[Any], confirm: Any) -> None:
-    """With `StaticPool`, the sender would commit the transactions of the application."""
+    """With `StaticPool`, the sender would commit the transactions of the application; with one cache in memory, its statements
+    would make those of the application fail.
+    """
     given = {"poolclass": sa.StaticPool, "connect_args": {"check_same_thread": False}}
-    for options in ({}, given):
-        engine = sa.create_engine("sqlite://", **options)  # type: ignore[arg-type]
+    pool = {"poolclass": sa.QueuePool, "connect_args": {"check_same_thread": False}}
+    shared = "file:places?mode=memory&cache=shared"
+    for url, options in (("sqlite://", {}), ("sqlite://", given), (f"sqlite:///{shared}&uri=true", pool)):
+        engine = sa.create_engine(url, **options)  # type: ignore[arg-type]
         outbox = Outbox(mesh, engine, sweep=False)
         with pytest.raises(UsageError, match="a file"):
             outbox.create_tables()
@@ -180,6 +184,13 @@ def test_a_database_that_only_one_connection_sees_is_refused(mesh: worqr.Mesh[An
             session.rollback()
             assert session.execute(sa.select(sa.func.count()).select_from(outbox.table)).scalar() == 0
         engine.dispose()
+    for another in (
+        create_async_engine("sqlite+aiosqlite://"),
+        lambda: sqlite3.connect(":memory:"),
+        lambda: sqlite3.connect(shared, uri=True),
+    ):
+        with pytest.raises(UsageError, match="a file"):
+            Outbox(mesh, another, sweep=False).create_tables()
 
 
 def test_a_database_whose_transactions_its_sender_would_not_commit_is_refused(

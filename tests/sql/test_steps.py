@@ -200,14 +200,15 @@ def test_a_writer_that_holds_the_database_is_a_retry_that_counts_nothing(new_out
     successor.close()
 
 
-def test_a_table_that_is_locked_in_a_shared_cache_is_a_retry_too(new_outbox: NewOutbox) -> None:
+def test_a_table_that_is_locked_in_a_shared_cache_is_a_retry_too(new_outbox: NewOutbox, file: Connect) -> None:
     """As in the databases in memory of Django's tests."""
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect("file:steps?mode=memory&cache=shared", uri=True, timeout=0)
 
-    keeper = connect()
-    outbox, zombie, successor, run = new_outbox(connect), connect(), connect(), FakeRun()
+    outbox, keeper, zombie, successor, run = new_outbox(file), connect(), connect(), connect(), FakeRun()
+    for sql in outbox.ddl("sqlite"):
+        keeper.execute(sql)
     assert in_run(run, lambda: outbox.first(zombie))
     with pytest.raises(worqr.Retry) as found:
         in_run(run, lambda: outbox.first(successor))

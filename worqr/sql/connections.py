@@ -463,6 +463,11 @@ def database_of(given: Any) -> Callable[[], Database]:
     )
 
 
+def is_in_memory(given: Any) -> bool:
+    """Return True if `given` is Django's connection to a database in memory, as in tests."""
+    return bool(getattr(given, "is_in_memory_db", bool)())
+
+
 _NO_FUNCTIONS: Final = {
     "sqlite3.Connection",
     "sqlalchemy.sessionmaker",
@@ -473,16 +478,24 @@ _NO_FUNCTIONS: Final = {
 """What can be called as well, and is given by mistake."""
 
 
+_ONE_CONNECTION: Final = (
+    "an outbox needs a connection of its own beside yours, and {} is in memory, or has only one: use a file, without StaticPool; "
+    "in tests, worqr.testing.recording() stores no rows"
+)
+
+
+def _check_connections(engine: Any, *, shares_pool: bool) -> None:
+    in_memory = engine.url.database in (None, "", ":memory:") or engine.url.query.get("mode") == "memory"
+    is_static = shares_pool and "sqlalchemy.StaticPool" in kinds_of(engine.pool)
+    if is_static or (in_memory and engine.dialect.name == "sqlite"):
+        raise UsageError(f"{_ONE_CONNECTION.format(f'the database of {engine!r}')}, and outbox.metadata has the tables")
+
+
 class EngineDatabase:
     """Connections of the engine of an application."""
 
     def __init__(self, engine: Any) -> None:
-        is_in_memory = engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:")
-        if is_in_memory or "sqlalchemy.StaticPool" in kinds_of(engine.pool):
-            raise UsageError(
-                f"an outbox needs a connection of its own, and the database of {engine!r} has only one: use a file, without "
-                "StaticPool; in tests, worqr.testing.recording() stores no rows, and outbox.metadata has the tables"
-            )
+        _check_connections(engine, shares_pool=True)
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @property
@@ -519,6 +532,7 @@ class AsyncEngineDatabase:
 
     def __init__(self, engine: Any) -> None:
         given, modules = engine.sync_engine, sys.modules
+        _check_connections(given, shares_pool=False)
         own = modules["sqlalchemy.engine"].Engine(given.pool.recreate(), given.dialect, given.url)
         alchemy = modules["sqlalchemy.ext.asyncio"]
         self._engine: Any = alchemy.AsyncEngine(own).execution_options(isolation_level="AUTOCOMMIT")
@@ -580,6 +594,9 @@ class DriverDatabase:
         self._connection: Any = found
         match self._place:
             case SqlitePlace():
+                if not self._place.run(("PRAGMA database_list", ()))[0][2]:
+                    found.close()
+                    raise UsageError(_ONE_CONNECTION.format("the database that its function has opened"))
                 found.isolation_level = None
                 if getattr(found, "autocommit", None) is False:  # of Python 3.12; it overrides the isolation level
                     found.autocommit = True

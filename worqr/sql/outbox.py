@@ -29,7 +29,7 @@ from worqr.keys import QueueKeys, check_name
 from worqr.mesh import Mesh
 from worqr.peer.run import Run, current_run
 from worqr.policy import Failure, Retry
-from worqr.sql.connections import DjangoPlace, Place, Rows, database_of, place_of
+from worqr.sql.connections import DjangoPlace, Place, Rows, database_of, is_in_memory, place_of
 from worqr.sql.sender import Sender
 from worqr.sql.statements import (
     STORAGE,
@@ -144,7 +144,8 @@ class Outbox:
         self.alias: str | None = getattr(database, "alias", None)
         self._raw: deque[str] = deque(maxlen=1000)
         self._blocks: dict[int, list[str]] = {}
-        self._sender = Sender(self._client, database_of(database), self._table, self._queues, check_replicas(replicas))
+        connect, in_memory = database_of(database), partial(is_in_memory, database)
+        self._sender = Sender(self._client, connect, in_memory, self._table, self._queues, check_replicas(replicas))
         if sweep:
             peers_of(mesh).run_beside(self._sender.sweeping)
 

@@ -8,11 +8,15 @@ sender sends a row more than a minute after reading it, by a clock that goes on 
 
 A sweep holds the lease of its table and its `queues`, so that one worker does it at a time. The lease is no fence: two sweeps
 would only do the same work.
+
+The databases in memory of Django's tests are different: their connections share locks that nothing waits for. A sender that used
+one beside the program would make statements of the program fail. So it sends while the thread that has committed waits for it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -53,6 +57,7 @@ from worqr.tracebacks import one_line
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
+    from worqr.ops import Dispatched, NewJob
 
 logger: logging.Logger = logging.getLogger("worqr.outbox")  # a documented name
 
@@ -68,6 +73,11 @@ SHARE: Final = 20
 """A sweep that finds nothing is followed by a pause of so many times its duration: reading may be slow while the database
 keeps dead rows.
 """
+HERE_WITHIN: Final = 1.0
+"""Seconds for which a thread that has committed to a database in memory waits for the server."""
+HERE_GRACE: Final = 0.5
+"""Seconds for the statement after a reply that came at the last moment."""
+TOO_LATE: Final = f"the server did not reply within {HERE_WITHIN:g} s"
 LEASE_MS: Final = 15_000
 COUNT_EVERY: Final = 10.0
 """Seconds between two counts of the table."""
@@ -96,6 +106,7 @@ class Sender:
     Args:
         client: the client of the mesh.
         connect: returns connections to the database, for the calling thread.
+        in_memory: returns True if the database is one in memory.
         table: the name of the table.
         queues: the queues that may be sent to; None: all.
         replicas: as for `Outbox`.
@@ -105,12 +116,14 @@ class Sender:
         self,
         client: Client,
         connect: Callable[[], Database],
+        in_memory: Callable[[], bool],
         table: str,
         queues: tuple[str, ...] | None,
         replicas: int,
     ) -> None:
         self._connect: Callable[[], Database] = lambda: _opened(connect)
         self._make: Callable[[], Passes] = lambda: Passes(client, self._connect(), table, queues, replicas)
+        self._in_memory = in_memory
         self._table = table
         self._renew()
 
@@ -123,19 +136,41 @@ class Sender:
         self._thread: threading.Thread | None = None
         self._sweepers = 0
         self._ending = self._sending = False
+        self._outage_here, self._again_at = Outage(self._table), 0.0
 
     def hand_over(self, rows: Sequence[str]) -> None:
         """Send these rows soon, if they have been committed. If too many wait, the others are left to the workers."""
         with suppress(Exception):  # a caller that has committed must not fail
             if self._pid != os.getpid():
                 self._renew()
-            if fitting := rows[: max(0, MOST_HANDED_OVER - len(self._handed))]:
-                self._handed.extend(fitting)
-                self._begin()
+            self._handed.extend(rows[: max(0, MOST_HANDED_OVER - len(self._handed))])
+            if self._handed:
+                (self._send_here if self._in_memory() else self._begin)()
+
+    def _send_here(self) -> None:
+        """Send to a server that is there while the caller waits. Rows that are not sent are tried again with later ones."""
+        with self._lock:
+            if time.monotonic() < self._again_at:
+                return
+            rows, deadline = list(self._handed), time.monotonic() + HERE_WITHIN
+            try:
+                left = self.once(lambda passes: passes.send_until(deadline, rows), HERE_WITHIN + HERE_GRACE)
+                for _ in rows:  # others may have added some behind them
+                    self._handed.popleft()
+                self._handed.extend(left)
+                self._outage_here.over()
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # as in the thread
+                self._outage_here.began(error)
+                self._again_at = time.monotonic() + self._outage_here.pause
 
     @contextmanager
     def sweeping(self) -> Generator[None]:
-        """Sweep the table inside the block."""
+        """Sweep the table inside the block, unless it is in memory."""
+        if self._in_memory():
+            yield
+            return
         if self._pid != os.getpid():
             self._renew()
         self._sweepers += 1
@@ -243,8 +278,12 @@ class Sender:
 
         self._aside(create)
 
-    def once(self, act: Callable[[Passes], object]) -> Any:
-        """Do one step of the thread, and return what it returns: for tests, which wait for no clock. It blocks."""
+    def once(self, act: Callable[[Passes], object], timeout: float | None = None) -> Any:
+        """Do one step of the thread, and return what it returns: also for tests, which wait for no clock. It blocks.
+
+        Raises:
+            Unavailable: it takes longer than `timeout` seconds.
+        """
 
         def run() -> object:
             passes = self._make()
@@ -253,7 +292,7 @@ class Sender:
             finally:
                 passes.close()
 
-        return _in_thread(run)
+        return _in_thread(run, timeout)
 
     def _aside(self, act: Callable[[Database], object]) -> object:
         def run() -> object:
@@ -284,8 +323,8 @@ def _opened(connect: Callable[[], Database]) -> Database:
     return database
 
 
-def _in_thread(act: Callable[[], object]) -> Any:
-    """Return what a function returns in a thread of its own."""
+def _in_thread(act: Callable[[], object], timeout: float | None = None) -> Any:
+    """Return what a function returns in a thread of its own, which is left to itself after so many seconds."""
     found: list[Any] = []
     errors: list[BaseException] = []
 
@@ -295,11 +334,13 @@ def _in_thread(act: Callable[[], object]) -> Any:
         except BaseException as error:  # the caller's thread raises it
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="worqr-outbox-once")
+    thread = threading.Thread(target=run, name="worqr-outbox-once", daemon=timeout is not None)
     thread.start()
-    thread.join()
+    thread.join(timeout)
     if errors:
         raise errors[0]
+    if not found:
+        raise Unavailable(TOO_LATE)
     return found[0]
 
 
@@ -359,6 +400,7 @@ class Passes:
         self._interval = SOONEST
         self._count_at = self._recount_at = self._steps_at = 0.0
         self._sent: dict[QueueKeys, list[str]] = {}
+        self._deadline = math.inf
 
     def close(self) -> None:
         """Give the lease back, and close the connection. It raises nothing: the panics of a driver are no Exception."""
@@ -376,6 +418,12 @@ class Passes:
     def send(self, ids: Sequence[str]) -> int:
         """Send rows that were just committed; return how many jobs there are of them. Rows that are not there are left out."""
         return sum(self._send_page(page) for page in self._pages(ids))
+
+    def send_until(self, deadline: float, ids: Sequence[str]) -> list[str]:
+        """Send rows, and return those that are still there. After a reply that comes later, the database is left alone."""
+        self._deadline = deadline
+        self.send(ids)
+        return [row for row, _ in self._database.query(self._sql.sizes(ids))]
 
     def _pages(self, ids: Sequence[str]) -> Iterable[list[str]]:
         """Return the ids of rows in lists whose payloads are read together: a worker may have little memory."""
@@ -409,8 +457,7 @@ class Passes:
             jobs = [self._job(row) for row in rows]
             live = [(row, job) for row, job in zip(rows, jobs, strict=True) if job is not None]
             replicas = max([self._replicas, *(replicas_of(options) for _, (options, _) in live)])
-            dispatch = self._client.producer.dispatch_rows
-            found = sync(dispatch, queue, [job for _, job in live], replicas, until) if live else []
+            found = sync(self._dispatch, queue, [job for _, job in live], replicas, until) if live else []
         except Unavailable as error:
             if not sync(self._is_cluster) or boottime() >= until:
                 raise
@@ -443,6 +490,14 @@ class Passes:
             self._in_full_lanes |= dict.fromkeys(in_lanes, time.monotonic() + LANE_WAITS)
         self._shorten(SHORTEN_AT)
         return len(done)
+
+    async def _dispatch(
+        self, queue: str, jobs: Sequence[NewJob], replicas: int, until: float
+    ) -> list[tuple[Dispatched, QueueKeys]]:
+        found = await self._client.producer.dispatch_rows(queue, jobs, replicas, until)
+        if time.monotonic() > self._deadline:
+            raise Unavailable(TOO_LATE)
+        return found
 
     async def _is_cluster(self) -> bool:
         """Whether one queue may be away, and others not."""
