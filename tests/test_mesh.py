@@ -22,7 +22,7 @@ from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - f
 from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.support.children import Child
 from tests.support.leaks import dump
-from tests.support.servers import Server
+from tests.support.servers import Server, free_port
 from worqr.link import node
 
 SECRET = "pa55:w0rd"
@@ -268,9 +268,7 @@ async def test_a_bad_url_is_told_without_its_password(url: str, words: str) -> N
 
 
 async def test_a_wrong_port_is_unavailable_within_patience(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    start = time.monotonic()
+    port, start = free_port(), time.monotonic()
     error = await refused(worqr.Mesh(f"redis://:{SECRET}@127.0.0.1:{port}", patience=0.3), worqr.Unavailable, str(port))
     assert 0.6 <= time.monotonic() - start < 20
     assert isinstance(error, worqr.Unavailable)

@@ -178,7 +178,7 @@ def test_a_worker_that_runs_nothing_fails_with_the_end_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "START_WITHIN", 0.5)
-    monkeypatch.setattr("benchmarks.rivals.stand.READY_WITHIN", 2.0)
+    monkeypatch.setattr("benchmarks.rivals.stand.READY_WITHIN", 5.0)
     (deaf,) = measured(["fake-deaf"], {"drain", "pickup"}, tmp_path).entries
     assert {key: deaf.cell(key) for key in ("drain", "pickup50")} == {"drain": "failed", "pickup50": "failed"}
     assert "its log ends with: no ears" in deaf.notes[-1]

@@ -151,8 +151,7 @@ async def test_a_port_needs_a_password_and_the_password_is_not_in_the_list_of_pr
     assert refused.err.startswith(
         "worqr: --port needs a password: pass --password-file FILE, or set WORQR_SERVER_PASSWORD"
     )
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     (tmp_path / "password").write_text('s3"cret\\\n')
     server = start("--port", str(port), "--password-file", str(tmp_path / "password"))
     await serving(server)

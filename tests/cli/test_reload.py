@@ -106,14 +106,14 @@ def test_a_file_that_is_gone_again_after_the_first_look_is_no_change(
 
 @pytest.mark.timeout(30)
 def test_the_third_signal_ends_also_a_child_that_is_frozen(tmp_path: Path) -> None:
-    program = """
-import os, signal, time
+    program = f"""
+import os, signal
 supervisor = os.getppid()
 if os.fork():
     os.kill(os.getpid(), signal.SIGSTOP)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):  # two of a number that come together are one
-    time.sleep(0.3)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
     os.kill(supervisor, number)
+    os.read(int(os.environ[{CHANNEL!r}]), 2)  # it has handled the signal: two of a number that come together are one
 """
     assert supervise([sys.executable, "-c", program], tmp_path) == 1
 

@@ -15,6 +15,7 @@ import trio
 import worqr
 from tests.cli.conftest import Command
 from tests.support.children import Child
+from tests.support.servers import free_port
 
 Start = Callable[..., Child]
 
@@ -58,8 +59,7 @@ async def test_it_prints_its_url_and_ends_with_a_signal(start: Start, number: si
 
 
 async def test_it_listens_on_a_port_and_keeps_its_data_in_a_folder(start: Start, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     for n in (1, 2):
         server = start("server", "--port", str(port), "--dir", str(tmp_path / "a" / "b"))
         assert await server.line(LONG) == f"redis://127.0.0.1:{port}/0"
