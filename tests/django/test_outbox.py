@@ -154,7 +154,7 @@ def test_the_rows_of_a_test_are_gone_after_it_with_migrations_and_without(projec
         settings.write_text(settings.read_text() + more)
         said = project.manage("test", "--verbosity", "0", WORQR_URL="unix:///nowhere/worqr.sock", PATIENCE="0.5")
         assert "OK" in said
-        assert "the server did not reply within 1 s" in said or "postgresql" in settings.read_text()
+        assert "the server did not reply within 6 s" in said or "postgresql" in settings.read_text()
 
 
 @pytest.mark.parametrize("project", ["sqlite"], indirect=True)
@@ -169,7 +169,10 @@ def test_rows_in_memory_are_sent_before_the_commit_returns(project: Project) -> 
         from shop import tasks
         from worqr.django.meshes import mesh_of, outbox_of
         from worqr.django.models import OutboxRow
+        from worqr.sql import sender
         from django_tasks_or_django import task_backends
+
+        sender.HERE_WITHIN = 60.0  # a slow machine
 
         class Tests(TransactionTestCase):
             def test_sent(self):
@@ -198,7 +201,10 @@ def test_rows_in_memory_that_were_not_sent_go_with_later_ones(project: Project) 
         from shop import tasks
         from worqr.django.meshes import mesh_of, outbox_of
         from worqr.django.models import OutboxRow
+        from worqr.sql import sender
         from django_tasks_or_django import task_backends
+
+        sender.HERE_WITHIN = 60.0  # a slow machine
 
         class Tests(TransactionTestCase):
             def test_later(self):

@@ -73,11 +73,12 @@ SHARE: Final = 20
 """A sweep that finds nothing is followed by a pause of so many times its duration: reading may be slow while the database
 keeps dead rows.
 """
-HERE_WITHIN: Final = 1.0
+HERE_WITHIN = 5.0
 """Seconds for which a thread that has committed to a database in memory waits for the server."""
-HERE_GRACE: Final = 0.5
+HERE_GRACE: Final = 1.0
 """Seconds for the statement after a reply that came at the last moment."""
-TOO_LATE: Final = f"the server did not reply within {HERE_WITHIN:g} s"
+HERE_AGAIN: Final = 60.0
+"""Seconds until the next attempt: tests without a server should not wait for it at each commit."""
 LEASE_MS: Final = 15_000
 COUNT_EVERY: Final = 10.0
 """Seconds between two counts of the table."""
@@ -163,7 +164,7 @@ class Sender:
                 raise
             except BaseException as error:  # as in the thread
                 self._outage_here.began(error)
-                self._again_at = time.monotonic() + self._outage_here.pause
+                self._again_at = time.monotonic() + HERE_AGAIN
 
     @contextmanager
     def sweeping(self) -> Generator[None]:
@@ -340,7 +341,7 @@ def _in_thread(act: Callable[[], object], timeout: float | None = None) -> Any:
     if errors:
         raise errors[0]
     if not found:
-        raise Unavailable(TOO_LATE)
+        raise Unavailable(f"the server did not reply within {timeout:g} s")
     return found[0]
 
 
@@ -496,7 +497,7 @@ class Passes:
     ) -> list[tuple[Dispatched, QueueKeys]]:
         found = await self._client.producer.dispatch_rows(queue, jobs, replicas, until)
         if time.monotonic() > self._deadline:
-            raise Unavailable(TOO_LATE)
+            raise Unavailable("the reply of the server came too late")
         return found
 
     async def _is_cluster(self) -> bool:
