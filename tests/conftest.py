@@ -33,6 +33,10 @@ from worqr.testing.benches import release_bench_server
 settings.register_profile("worqr", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.load_profile("worqr")
 
+MAKE_FAULTS = {"own_server", "proxy", "proxy_to"}
+"""Fixtures of tests in which a peer may have no server to tell that it leaves."""
+LEAVE_WITHIN = 10.0
+"""Seconds in which the server of all tests answers a peer that leaves, also where the machine stands still."""
 _FAILED = pytest.StashKey[bool]()
 _PATTERNS = pytest.StashKey[list[str]]()
 
@@ -168,8 +172,14 @@ def server_of_session(server_kind: str, servers_of_session: dict[str, Server]) -
 
 
 @pytest.fixture
-def server(server_of_session: Server) -> Iterator[Server]:
+def server(
+    request: pytest.FixtureRequest, server_of_session: Server, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Server]:
     """A server that all tests share: `.kind`, `.url` (unix), `.tcp_url`, `.client()`. Leave its settings alone."""
+    names = set(request.node.fixturenames)
+    if "server" in names and not names & MAKE_FAULTS:
+        for name in ("consumer_runner.LEAVE_PATIENCE", "engine.LEAVE_PATIENCE", "engine.CHORES_WITHIN"):
+            monkeypatch.setattr(f"worqr.peer.{name}", LEAVE_WITHIN)
     yield server_of_session
     server_of_session.close_clients()
 

@@ -122,16 +122,20 @@ async def test_the_lanes_of_a_queue_move(connected: worqr.Mesh, site: Site) -> N
 
 
 @LEFT
-async def test_lanes_are_read_for_those_who_look_only(connected: worqr.Mesh, site: Site, batches: Batches) -> None:
+async def test_lanes_are_read_for_those_who_look_only(
+    connected: worqr.Mesh, site: Site, batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await connected.queue("mails").dispatch(b"1", lane="acme")
 
     def looks() -> int:
         return sum(batch.count("list_lanes") for sent in batches.sent.values() for batch in sent)
 
-    async with opened(site, "view=lanes&queue=mails") as one, opened(site, "view=lanes&queue=mails") as other:
-        for stream in (one, other):
-            await stream.wait_for("set")
-        assert looks() == 1  # both share it
+    with monkeypatch.context() as patch:
+        patch.setattr(live, "QUICK", PATIENCE)  # until the next look
+        async with opened(site, "view=lanes&queue=mails") as one, opened(site, "view=lanes&queue=mails") as other:
+            for stream in (one, other):
+                await stream.wait_for("set")
+            assert looks() == 1  # both share it
     assert site.app._looks.streams == 0  # pyright: ignore[reportPrivateUsage]
     before = looks()
     async with opened(site, "view=queue&name=mails") as stream:

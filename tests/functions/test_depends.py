@@ -75,7 +75,7 @@ async def of_one_run(mesh: worqr.Mesh[Any], server: Server, function: Any) -> An
     async with testing.bench(mesh, url=server.url) as bench:
         job = await function.dispatch(7)
         await bench.run_until_empty(raise_errors=False)
-        return await job.result(timeout=5)
+        return await job.result(timeout=PATIENCE)
 
 
 async def test_a_run_has_its_own_which_is_closed_after_it(mesh: worqr.Mesh, server: Server) -> None:
@@ -280,7 +280,7 @@ async def test_a_worker_calls_it_with_any_number_of_arguments(prefix: str, serve
 
     async with mesh.join(grace=0):
         jobs = [await none.dispatch(), await two.dispatch(1, 2), await three.dispatch(1, 2), await flow.dispatch(3, 4)]
-        assert [await job.result(timeout=5) for job in jobs] == ["Session", 3, 6, 12]
+        assert [await job.result(timeout=PATIENCE) for job in jobs] == ["Session", 3, 6, 12]
 
 
 async def test_it_is_no_part_of_the_call(mesh: worqr.Mesh) -> None:

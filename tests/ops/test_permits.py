@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.ops.driver import Desk
+from tests.support.patience import PATIENCE
 from worqr import ops
 from worqr.keys import LimitKeys, RegistryKeys
 from worqr.ops import PermitReply
@@ -126,7 +127,7 @@ def test_a_caller_that_has_only_waited_wakes_none(desk: Desk) -> None:
     give_back(desk, "b")
     assert heard.get_message(timeout=0.2) is None
     give_back(desk, "a")
-    assert heard.get_message(timeout=5)
+    assert heard.get_message(timeout=PATIENCE)
     heard.close()
 
 

@@ -12,7 +12,7 @@ import trio.testing
 
 import worqr
 from tests.peer.conftest import NewMesh
-from tests.peer.tools import QUICK, Runs, at_most, eventually, serving, spying, until
+from tests.peer.tools import QUICK, Runs, at_most, eventually, impatient, serving, spying, until
 from tests.support.leaks import dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
@@ -649,13 +649,13 @@ async def test_work_and_serve_refuse_a_queue_that_is_served(mesh: worqr.Mesh) ->
 
 
 async def test_a_settle_while_the_server_is_away_is_sent_when_it_is_back(own_server: Server, prefix: str) -> None:
-    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=2, keepalive=30)
+    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=PATIENCE, keepalive=PATIENCE)
     async with mesh.join() as peer, peer.work("Q1") as claims:
         q = mesh.queue("Q1")
         await q.enqueue(b"a", b"b")
         a, b = await claims.take(2)
         own_server.stop()
-        with pytest.raises(worqr.Unavailable) as caught:
+        with impatient(mesh), pytest.raises(worqr.Unavailable) as caught:
             await a.finish()
         assert caught.value.sent is None
         with pytest.raises(worqr.ClaimSettled):

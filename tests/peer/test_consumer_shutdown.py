@@ -17,12 +17,13 @@ import trio.testing
 
 import worqr
 from tests.peer.conftest import NewMesh
-from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
+from tests.peer.tools import Held, Runs, at_most, eventually, impatient, serving, until
 from tests.support.leaks import dump, short
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr.lua import script
+from worqr.peer import consumer_runner
 
 
 def numbers(n: int, start: int = 0) -> list[bytes]:
@@ -52,7 +53,7 @@ async def test_cancelling_serve_leaves_that_queue_alone(mesh: worqr.Mesh, server
         assert (await q1.tasks())[::-1] == [b"a", b"b"]
         assert {key for key in worker_keys(server, prefix) if "{Q1}" in key} == set()
         assert (await mesh.workers())[0].queues == {"Q2"}
-        assert peer.health().ready
+        await until(lambda: peer.health().ready)
         assert stays.cancelled == []
         await q1.enqueue(b"c")
         await trio.sleep(0.05)
@@ -390,7 +391,7 @@ async def test_a_queue_that_was_left_in_an_outage_is_left_when_the_server_is_bac
         await eventually(other.queue("Q1").tasks, [b"b", b"a"])
         await eventually(lambda: served(other), [frozenset({"Q2"})])
         assert {key for key in worker_keys(server, prefix) if "{Q1}" in key} == set()
-        assert peer.health().ready
+        await until(lambda: peer.health().ready)
         await other.queue("Q2").enqueue(b"c")
         assert await stays.wait(1) == [b"c"]
 
@@ -427,8 +428,14 @@ async def test_a_queue_that_is_served_anew_is_left_first_and_keeps_what_runs_the
 
 
 async def test_a_queue_that_the_server_does_not_let_go_is_left_as_soon_as_it_does(
-    mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+    mesh: worqr.Mesh,
+    other: worqr.Mesh,
+    server: Server,
+    prefix: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(consumer_runner, "LEAVE_PATIENCE", 2)
     held, client, key = Held(), server.client(), f"{prefix}:{{Q1}}:suspects"
     async with other.connect(), mesh.join() as peer:
         async with at_most(), trio.open_nursery() as nursery:
@@ -446,15 +453,16 @@ async def test_a_queue_that_the_server_does_not_let_go_is_left_as_soon_as_it_doe
 
 
 async def test_a_queue_that_cannot_be_left_cannot_be_served_anew(
-    new_mesh: NewMesh, server: Server, prefix: str
+    new_mesh: NewMesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mesh, client, key = new_mesh(patience=2), server.client(), f"{prefix}:{{Q1}}:suspects"
+    monkeypatch.setattr(consumer_runner, "LEAVE_PATIENCE", 2)
+    mesh, client, key = new_mesh(), server.client(), f"{prefix}:{{Q1}}:suspects"
     async with mesh.join() as peer:
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(peer.serve, "Q1", Runs()))
             client.set(key, "foreign")
             nursery.cancel_scope.cancel()
-        with pytest.raises(worqr.Unavailable, match="'Q1': this worker left it before.*WRONGTYPE"):
+        with impatient(mesh), pytest.raises(worqr.Unavailable, match="'Q1': this worker left it before.*WRONGTYPE"):
             async with at_most():
                 await peer.serve("Q1", Runs())
         client.delete(key)

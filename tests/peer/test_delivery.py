@@ -77,8 +77,11 @@ async def test_an_idle_peer_is_told_of_work_and_does_not_poll(mesh: worqr.Mesh, 
     async with mesh.connect(), serving(mesh, "Q1", runs), serving(mesh, "Q1", runs):
         await eventually(partial(hungry, server, prefix), 2)
         with spying(server, prefix) as spy:
-            await trio.sleep(1.5)
-            assert spy.calls()["start_tasks"] == 0
+            for _ in range(3):  # a machine that stands still makes connections anew, once
+                await trio.sleep(1.5)
+                if (polls := spy.calls()["start_tasks"]) == 0:
+                    break
+            assert polls == 0
             await mesh.queue("Q1").enqueue(b"a")
             await runs.wait(1)
             await until(lambda: all(context._run.settled for context in runs.contexts))

@@ -17,7 +17,7 @@ import trio
 
 import worqr
 from tests.peer.conftest import NewMesh
-from tests.peer.tools import Runs, serving, until
+from tests.peer.tools import Runs, impatient, serving, until
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy, sent_as
 from worqr.hosting import peer_factory
@@ -259,11 +259,12 @@ async def test_a_server_that_is_away_is_asked_again(
     proxy: FaultProxy, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_factory, "RETRY_AFTER", 0.05)
-    mesh = worqr.Mesh(proxy.url, prefix=prefix, patience=2)
+    mesh = worqr.Mesh(proxy.url, prefix=prefix)
     async with mesh.join():
         held = proxy.hold(sent_as("start_work"))
-        runs = declared(mesh)
-        await until(lambda: lines(caplog))
+        with impatient(mesh):
+            runs = declared(mesh)
+            await until(lambda: lines(caplog))
         assert "is not served" in lines(caplog)[0]
         held.release()
         await once(mesh, "late", runs=runs)

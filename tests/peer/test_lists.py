@@ -306,10 +306,9 @@ async def test_calls_that_were_not_counted_run_together_again(mesh: worqr.Mesh) 
     handler = Lists(lambda _: worqr.Retry(delay=0, counted=False) if len(handler.lists) == 1 else None)
     async with mesh.connect():
         await mesh.queue("Q1").enqueue(*numbers(4))
-    async with taking(mesh, handler, batch_wait=0.1):
+    async with taking(mesh, handler, batch_size=4, batch_wait=FOREVER):
         await eventually(count_of(mesh, "finished"), (4,))
-    assert sum(handler.sizes) == 8
-    assert max(handler.sizes[1:]) > 1
+    assert handler.sizes == [4, 4]
 
 
 async def test_a_timeout_is_of_the_run_and_the_shortest_of_its_calls(mesh: worqr.Mesh) -> None:

@@ -18,11 +18,13 @@ from tests.peer.conftest import NewMesh
 from tests.peer.process_jobs import report_and_end, report_and_end_all
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
 from tests.support.leaks import dump
+from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr import Failure, JobCancelled, JobFailed, NoResult, ResultTimeout, Retry, ops
 from worqr.client import job as job_module
 from worqr.client import notifications
+from worqr.link import TrioDriver
 from worqr.peer import run_reports
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
@@ -423,7 +425,8 @@ async def test_a_result_that_does_not_come_in_time(mesh: worqr.Mesh, timeout: fl
 
 async def late(job: worqr.Job[Any], timeout: float = 0.01) -> tuple[str, str | None, int | None, int | None]:
     """What a result that does not come in time says of the job `x` of `shop.sned`, behind the time; and the attributes."""
-    with pytest.raises(ResultTimeout) as caught:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ResultTimeout) as caught:
+        patch.setattr(job_module, "EXPLAIN_WITHIN", PATIENCE)  # the server answers, however late
         await job.result(timeout)
     start, end = "<Job 'x' of 'shop.sned'> had not ended after 0.01 s: ", "; in time"
     error = caught.value
@@ -528,11 +531,20 @@ async def test_a_result_that_does_not_come_says_what_the_server_says_in_time(
     silent: str,
     said: tuple[object, ...],
 ) -> None:
-    monkeypatch.setattr(job_module, "EXPLAIN_WITHIN", 1.0)
-    mesh = worqr.Mesh(proxy.url, prefix=prefix)
-    async with mesh.connect():
+    mesh, limit = worqr.Mesh(proxy.url, prefix=prefix), trio.CancelScope()
+    async with mesh.connect(), trio.open_nursery() as nursery:
         job = await mesh.queue("shop.sned").dispatch(b"a", id="x", result_ttl=60)
-        held = proxy.hold(sent_as(silent))
+        held, limited = proxy.hold(sent_as(silent)), TrioDriver.move_on_after
+
+        def limit_of(driver: TrioDriver, seconds: float, **options: bool) -> Any:
+            return limit if seconds == PATIENCE else limited(driver, seconds, **options)
+
+        async def end_the_time() -> None:
+            await held.wait_fired()
+            limit.cancel()
+
+        monkeypatch.setattr(TrioDriver, "move_on_after", limit_of)
+        nursery.start_soon(end_the_time)
         assert await late(job) == said
         held.release()
         await job.cancel()

@@ -83,7 +83,7 @@ async def test_a_peer_declared_dead_cancels_what_runs_and_comes_back(
         for again, before in (held.contexts[::-1], second.contexts[::-1]):
             assert (again.stalls, again.attempt) == (1, 2)
             assert again.fence > before.fence
-        assert [worker.id for worker in await mesh.workers()] == [peer.id]
+        await eventually(lambda: ids(mesh), [peer.id])  # a sweep drops the old one after its tasks are back
         held.gate.set()
         second.gate.set()
         for name in ("Q1", "Q2"):
@@ -93,7 +93,7 @@ async def test_a_peer_declared_dead_cancels_what_runs_and_comes_back(
             counts["claimed"] -= counts.pop("stopped", 0)
             assert counts == {"enqueued": 1, "claimed": 2, "stalled": 1, "finished": 1}
         assert peer._engine.scheduler.running == 0
-        assert peer.health().ready
+        await until(lambda: peer.health().ready)
         nursery.cancel_scope.cancel()
     lost = [record.getMessage() for record in caplog.records if record.getMessage().startswith("worker.lost")]
     assert len(lost) == 1
@@ -372,7 +372,7 @@ async def test_a_quiet_worker_takes_nothing_new_and_stays(new_mesh: NewMesh) -> 
         held.gate.set()
         await eventually(lambda: numbers(queue), (1, 0))
         assert held.tasks == [b"before"]
-        assert peer.health().ready
+        await until(lambda: peer.health().ready)
         await mesh.ask_worker(peer.id, "resume")
         await until(lambda: held.tasks == [b"before", b"after"])
         assert (await answered(mesh)).state == "ready"

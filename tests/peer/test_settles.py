@@ -201,10 +201,11 @@ async def test_a_refused_settle_keeps_its_outcome_over_a_new_connection(
         if how == "fail":
             raise worqr.Failure("for good")
         if how == "timeout":
+            worqr.current().extend(0.1)
             await trio.sleep_forever()
         return b"result"
 
-    timeout = 0.5 if how == "timeout" else None
+    timeout = 2 * PATIENCE if how == "timeout" else None
     async with serving(mesh, "Q1", handler, retry=QUICK, timeout=timeout, result_ttl=60) as peer:
         job = await mesh.queue("Q1").dispatch(b"a", id="a")
         await held.wait(1)

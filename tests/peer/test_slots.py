@@ -73,7 +73,7 @@ async def test_a_child_of_a_handlers_nursery_that_fails_is_a_failure_of_the_hand
         await runs.wait(2)
         await eventually(mesh.queue("Q1").running, [])
         assert [context.failures for context in runs.contexts] == [0, 1]
-        assert peer.health().ready
+        await until(lambda: peer.health().ready)
 
 
 async def test_a_cancel_reaches_the_children_of_a_handler(mesh: worqr.Mesh) -> None:
@@ -137,7 +137,7 @@ async def test_whatever_a_cancelled_handler_raises_it_is_cancelled(
         assert await mesh.queue("Q1").cancel(b"a", wait=30) == worqr.CancelCount(0, 1, 1)
         info = await mesh.queue("Q1").info()
         assert info.counts == {"enqueued": 1, "claimed": 1, "cancelled": 1}
-        assert peer.health().ready
+        await until(lambda: peer.health().ready)
 
 
 async def test_a_cancel_of_one_run_does_not_touch_the_next_in_its_slot(mesh: worqr.Mesh) -> None:
@@ -274,7 +274,8 @@ async def test_a_handler_that_leaves_something_open_harms_nobody(
         counts = (await q.info()).counts
         assert counts["finished"] == 37, counts
         assert counts.get("retried", 0) == (6 if leak is leak_scope_and_raise else 0)
-        assert (peer._engine.scheduler.running, peer.health().ready) == (1, True)
+        assert peer._engine.scheduler.running == 1
+        await until(lambda: peer.health().ready)
         held.gate.set()
         await held.wait_for(lambda: held.done == [b"long"])
         await eventually(q.running, [])
@@ -313,7 +314,7 @@ async def test_a_handler_that_blocks_the_loop_costs_nobody_a_task(
         await runs.wait(4)
         await eventually(q.running, [])
         assert peer.id == worker
-        assert peer.health().ready
+        await until(lambda: peer.health().ready)
         counts = (await q.info()).counts
         assert (counts["finished"], counts.get("stalled", 0)) == (4, 0)
         await until(lambda: any("loop.turns" in record.getMessage() for record in caplog.records))

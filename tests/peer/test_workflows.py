@@ -24,6 +24,7 @@ from tests.peer.tools import QUICK, eventually, until
 from tests.peer.workflow_jobs import Approval, dying, keeping, registry, unawaited
 from tests.support.patience import PATIENCE
 from worqr.client.producer import Producer
+from worqr.keys import QueueKeys
 from worqr.peer import children, durable, steps
 
 if TYPE_CHECKING:
@@ -1477,7 +1478,7 @@ async def test_a_job_that_could_not_be_sent_is_sent_by_the_next_wait(
 
 
 async def test_jobs_that_have_ended_before_the_run_is_suspended_are_known_to_each_task_of_the_next_one(
-    new_mesh: NewMesh,
+    new_mesh: NewMesh, server: Server, prefix: str
 ) -> None:
     mesh, packed = new_mesh(), list[int]()
 
@@ -1496,8 +1497,8 @@ async def test_jobs_that_have_ended_before_the_run_is_suspended_are_known_to_eac
         async with trio.open_nursery() as nursery:
             for job in jobs:
                 nursery.start_soon(take, job)
-            await until(lambda: len(packed) == 2)
-            await trio.sleep(0.5)  # their ends are in the record of the workflow then
+            record = QueueKeys(prefix, "fulfil").active(worqr.current().id)
+            await until(lambda: sum(field.startswith(b"end:pack ") for field in server.look.hkeys(record)) == 2)
         assert set(found) == {1, 2}
         return worqr.current().run
 

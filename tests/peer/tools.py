@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -116,6 +117,15 @@ async def at_most(seconds: float = 15) -> AsyncGenerator[None]:
     with trio.move_on_after(seconds) as scope:
         yield
     assert not scope.cancelled_caught, f"it took longer than {seconds:g} s"
+
+
+@contextmanager
+def impatient(mesh: worqr.Mesh, seconds: float = 1) -> Iterator[None]:
+    """In the block, nothing that the mesh asks for is waited for longer. Elsewhere a machine that stands still has time."""
+    link = mesh._client.link
+    before, link.settings = link.settings, replace(link.settings, patience=seconds)
+    yield
+    link.settings = before
 
 
 class Spy:

@@ -364,7 +364,7 @@ async def test_an_uncounted_retry_is_never_the_last(bench: testing.Bench, mesh: 
 
 
 async def test_a_run_that_takes_too_long_is_an_error(bench: testing.Bench, mesh: worqr.Mesh) -> None:
-    @mesh.task(name="slow", timeout=0.05)
+    @mesh.task(name="slow", timeout=0.05, retry=LATER)
     async def slow() -> None:
         await trio.sleep_forever()
 

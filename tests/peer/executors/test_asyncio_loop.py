@@ -495,8 +495,8 @@ async def test_code_that_blocks_the_loop_is_named_and_no_more_tasks_are_taken_fo
         await q.enqueue(b"second")
         assert await (await thread.dispatch()).result(PATIENCE) == 1
         assert (await q.info()).waiting == 1
-        health = peer.health()
-        assert (health.alive, health.ready, health.why) == (False, False, "this worker's asyncio loop is blocked")
+        await until(lambda: peer.health().why == "this worker's asyncio loop is blocked")
+        assert not peer.health().alive
         await until(lambda: peer.health().loop_lag > 0.3)
         go.set()
         await until(lambda: runs == [b"first", b"second"])

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from tests.peer.tools import at_most, until
+from tests.support.patience import PATIENCE
 from worqr import ops
 from worqr.errors import RefusedByServer, Unavailable
 from worqr.keys import RegistryKeys
@@ -130,7 +131,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, seconds in (
         (leader, "CHECK_EVERY", 0.02),
         (leader_module, "UNABLE_FOR", 0.1),
-        (leader_module, "DECLINE_LEASE_FOR", 1.0),
+        (leader_module, "DECLINE_LEASE_FOR", 3600.0),
     ):
         monkeypatch.setattr(module, name, seconds)
 
@@ -145,12 +146,14 @@ async def test_a_leader_whose_connection_keeps_breaking_lets_another_peer_lead()
         assert not leader.may_request_lease(), "it does not ask for the lease"
         leader.on_lease_granted(until=float("inf"))  # the answer to a beat that was sent before
         assert not leader.leads
+        leader._lease._declined_until = 0.0  # as time does
         await until(leader.may_request_lease, what="it asks again: perhaps nobody else can judge either")
         nursery.cancel_scope.cancel()
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_one_reconnect_costs_a_leader_no_lease() -> None:
+async def test_one_reconnect_costs_a_leader_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "UNABLE_FOR", PATIENCE)  # it takes no longer, whatever the machine does
     link: Any = Undecodable()
     leader = leader_on(link, keepalive=0.2)
     async with at_most(), trio.open_nursery() as nursery:
@@ -195,7 +198,8 @@ class Missing:
 
 
 async def test_what_was_seen_before_the_lease_lapsed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worqr.peer.leader.leader.MISSING_FOR", 0.05)
+    monkeypatch.setattr(leader_module, "MISSING_FOR", 0.05)
+    monkeypatch.setattr(leader_module, "MAX_CHECK_GAP", PATIENCE)  # the machine may stand still
     link: Any = Missing()
     leader = leader_on(link)
     await leader.check_once()
