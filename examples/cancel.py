@@ -10,7 +10,7 @@ import trio
 
 import worqr
 
-PATIENCE = 5
+PATIENCE = 30
 
 
 async def render(task: bytes) -> None:

@@ -54,7 +54,7 @@ async def fetch(name: str) -> None:
 async def stop(name: str) -> None:
     mesh = worqr.Mesh()
     async with mesh.connect():
-        count = await mesh.queue("reports").job(name).cancel(reason="cancelled by the user", wait=5)
+        count = await mesh.queue("reports").job(name).cancel(reason="cancelled by the user", wait=30)
         print(f"{count.waiting} removed; {count.acknowledged} of {count.running} running ones have ended")
 
 

@@ -295,6 +295,10 @@ def command(*options: str) -> list[str]:
     return [sys.executable, "-m", "worqr", "demo", *options]
 
 
+ENDLESS = "import sys; from worqr.cli import demo, main; demo.LONG_RUNS_FOR = 600; sys.exit(main(['demo']))"
+"""It does not end before it is interrupted or killed, however late that is."""
+
+
 def family(pid: int) -> set[int]:
     """The children of a process and theirs."""
     lines = subprocess.run(
@@ -338,7 +342,7 @@ def on_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     ours, its = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     process = subprocess.Popen(
-        command(),
+        [sys.executable, "-c", ENDLESS],
         cwd=ROOT,
         stdin=its,
         stdout=its,
@@ -388,7 +392,8 @@ async def test_on_a_terminal_it_shows_the_table_and_ctrl_c_leaves_nothing_behind
 
 
 async def test_killed_it_takes_its_peers_and_its_server_along() -> None:
-    with subprocess.Popen(command(), cwd=ROOT, stdout=subprocess.PIPE) as process:  # noqa: ASYNC220
+    program = [sys.executable, "-c", ENDLESS]
+    with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE) as process:  # noqa: ASYNC220
         assert process.stdout is not None
         await trio.to_thread.run_sync(process.stdout.readline)
         with trio.fail_after(PATIENCE):

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -37,7 +38,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -292,10 +293,13 @@ class Reader:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that no program listens at now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
+    """Return ports that no program listens at now. The system assigns none of them by itself, and tests choose higher ones."""
+    found = set[int]()
+    while len(found) < count:
+        port = random.randrange(15_000, 20_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.add(port)
+    return list(found)
 
 
 def _ends_soon(process: Process, within: float) -> bool:

@@ -13,7 +13,7 @@ from trio_util import periodic
 
 import worqr
 
-mesh = worqr.Mesh(app="tests")
+mesh = worqr.Mesh(app="tests", keepalive=60)  # one of several workers may stand still
 empty = worqr.Mesh()
 """It has no function."""
 

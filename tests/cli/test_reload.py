@@ -60,6 +60,13 @@ def supervisor(spawn: Callable[..., Child], app: trio.Path, server: Server, pref
     return spawn(PROGRAM.format(folder=os.fspath(app.parent)), "--prefix", prefix, env=environment)
 
 
+async def write(file: trio.Path, text: str) -> None:
+    """Write a file at once, so that no look finds it empty."""
+    part = file.with_suffix(".part")
+    await part.write_text(text)
+    await part.replace(file)
+
+
 def starts(child: Child) -> int:
     return child.errors.count("start: worqr")
 
@@ -123,19 +130,19 @@ async def test_a_change_starts_the_peer_again(supervisor: Child, app: trio.Path,
     async with mesh.connect():
         await mesh.queue("hold").enqueue(b"{}")
         assert await supervisor.line(LONG) == "holding"
-        await app.write_text(APP.format(text="number two"))
+        await write(app, APP.format(text="number two"))
         assert await supervisor.line(LONG) == "let go: leaving"
         assert await supervisor.line(LONG) == "holding"  # it was given back, and is taken again
         assert "worqr: app.py changed; restarting" in supervisor.errors
         await mesh.queue("say").enqueue(b"{}")
         assert await supervisor.line(LONG) == "number two"
 
-        await app.write_text("1 / 0\n")
+        await write(app, "1 / 0\n")
         await until(lambda: "it restarts when a file changes" in supervisor.errors, LONG)
         assert "ZeroDivisionError" in supervisor.errors
         await (app.parent / "helper.py").write_text("")
         await until(lambda: supervisor.errors.count("when a file changes") == 2, LONG)
-        await app.write_text(APP.format(text="mended, and that is three"))
+        await write(app, APP.format(text="mended, and that is three"))
         assert await supervisor.line_with("holding", LONG) == "holding"
         await mesh.queue("say").enqueue(b"{}")
         assert await supervisor.line(LONG) == "mended, and that is three"
@@ -178,7 +185,7 @@ async def test_the_peer_leaves_when_its_supervisor_is_killed(supervisor: Child, 
 
 async def test_it_ends_while_the_peer_is_not_there(supervisor: Child, app: trio.Path) -> None:
     await until(lambda: starts(supervisor) == 1, LONG)
-    await app.write_text("1 / 0\n")
+    await write(app, "1 / 0\n")
     await until(lambda: "it restarts when a file changes" in supervisor.errors, LONG)
     supervisor.signal(signal.SIGTERM)
     assert await supervisor.ended(LONG) == 0

@@ -30,6 +30,8 @@ HEARS_HANGUPS = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n{
 """Also if the tests run under nohup, which children inherit."""
 HASTY = f"from worqr.hosting import service; service.WARN_AFTER, service.EXIT_AFTER = 0.2, 0.5\n{RUN}"
 """What refuses to end is ended soon."""
+PATIENT = f"from worqr.hosting import service; service.EXIT_AFTER = 600\n{RUN}"
+"""What refuses to end goes on."""
 
 Run = Callable[..., Awaitable[Child]]
 
@@ -135,7 +137,7 @@ async def test_the_second_signal_cancels_what_runs_and_gives_it_back(run: Run, c
 
 @pytest.mark.leaves("*")
 async def test_the_third_ends_it_though_a_handler_blocks_the_loop(run: Run, connected: worqr.Mesh) -> None:
-    peer = await run("--grace", "10m", code=f"from worqr.hosting import service; service.EXIT_AFTER = 600\n{RUN}")
+    peer = await run("--grace", "10m", code=PATIENT)
     await enqueue(connected, "block")
     assert await peer.line(LONG) == "blocking"
     with trio.fail_after(LONG):
@@ -200,12 +202,13 @@ async def test_probes_tell_of_the_worker_until_it_has_ended(
     address = address_of(peer)
     for path in ("/live", "/ready", "/startup"):
         await until(lambda path=path: get(address, path).status == 200, LONG)  # type: ignore[misc]
-    await enqueue(connected, "nap", seconds=2)
+    await enqueue(connected, "nap_until", path=str(tmp_path / "end"))
     assert await peer.line(LONG) == "napping"
     peer.signal(TERM)
     await until(lambda: get(address, "/ready").status == 503, LONG)
     assert get(address, "/ready").text == "the peer is leaving\n"
     assert get(address, "/live").status == 200
+    await trio.Path(tmp_path, "end").touch()
     assert await peer.line(LONG) == "awake"
     assert await peer.ended(LONG) == 0
     assert not (tmp_path / "probe").exists()
@@ -224,7 +227,7 @@ async def test_probes_answer_before_the_server_can_be_reached(spawn: Callable[..
 async def test_ready_is_false_as_soon_as_it_is_to_stop_though_the_loop_is_blocked(
     run: Run, connected: worqr.Mesh
 ) -> None:
-    peer = await run("--probe", "127.0.0.1:0", "--grace", "100ms", code=HASTY)
+    peer = await run("--probe", "127.0.0.1:0", "--grace", "100ms", code=PATIENT)
     address = address_of(peer)
     await enqueue(connected, "block")
     assert await peer.line(LONG) == "blocking"

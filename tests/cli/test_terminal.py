@@ -276,7 +276,7 @@ async def test_a_fleet_on_terminals_of_several_widths(
 
 def test_a_terminal_tells_what_is_unusual_about_workers(on_screen: OnTerminal, server: Server, prefix: str) -> None:
     desk = Desk(server.client(), prefix)
-    told = {"keepalive_ms": 3000, "lease_ms": 0, "running": 0, "room": 1}
+    told = {"keepalive_ms": 100_000, "lease_ms": 0, "running": 0, "room": 1}
     desk.register("shop:a", "shop:b")
     desk.call(ops.keep_worker_alive(desk.g, "shop:a", 1, **told))
     shown = COLOURS.sub("", on_screen(200, "workers"))
@@ -335,7 +335,7 @@ def test_new_entries_of_the_log_are_followed_until_ctrl_c(
 def test_the_log_is_followed_through_an_outage(own_server: Server, environment: dict[str, str], prefix: str) -> None:
     desk = Desk(own_server.client(), prefix)
     desk.call(ops.note_event(desk.g, "first"))
-    own = {**environment, "WORQR_URL": own_server.url, "WORQR_PREFIX": prefix, "WORQR_PATIENCE": "3s"}
+    own = {**environment, "WORQR_URL": own_server.url, "WORQR_PREFIX": prefix, "WORQR_PATIENCE": "10s"}
     command = [sys.executable, "-m", "worqr", "log", "--follow", "--json"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, env=own, text=True, **pipes) as process, ExitStack() as stack:

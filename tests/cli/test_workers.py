@@ -249,11 +249,11 @@ async def test_a_worker_that_still_imports_the_application_does_not_hide_the_met
     path = os.pathsep.join([os.fspath(ROOT), os.fspath(tmp_path)])
     parent = await run("--workers", "2", "--probe", "127.0.0.1:0", target="slow_app:mesh", PYTHONPATH=path)
     address = address_of(parent)
-    assert "worqr_peer_alive 2.0" in get(address, "/metrics").text
+    await until(lambda: "worqr_peer_alive 2.0" in get(address, "/metrics").text, LONG)  # each replies within a second
     slow.touch()
     os.kill(children_of(parent.pid)[0], signal.SIGTERM)
     await until(lambda: slow.read_text() == "importing", LONG)
-    assert "worqr_peer_alive 1.0" in get(address, "/metrics").text
+    await until(lambda: "worqr_peer_alive 1.0" in get(address, "/metrics").text, LONG)
     slow.rename(tmp_path / "done")
     await until(lambda: "worqr_peer_alive 2.0" in get(address, "/metrics").text, LONG)
     parent.signal(TERM)

@@ -45,7 +45,10 @@ TEMPLATES = [{{
     ]}},
 }}]
 DATABASES = {{
-    name: {{"ENGINE": "django.db.backends.sqlite3", "NAME": f"{{os.path.dirname(__file__)}}/{{name}}.db"}}
+    name: {{
+        "ENGINE": "django.db.backends.sqlite3", "NAME": f"{{os.path.dirname(__file__)}}/{{name}}.db",
+        "OPTIONS": {{"timeout": 60}},  # another process that writes may stand still
+    }}
     for name in ("default", "other")
 }}
 TASKS = {{

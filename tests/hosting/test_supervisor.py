@@ -90,15 +90,15 @@ def test_a_watchdog_ends_no_worker_that_is_still_starting_and_many_of_them_cost_
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "400000")
     monkeypatch.setattr(supervisor, "REPLY_WITHIN", 0.5)  # longer than the watchdog's time
-    imports = [sys.executable, "-c", "import time; time.sleep(600)"]
-    parent: Any = supervisor._Supervisor(Plan(imports, 12, Limits(), grace=0, probe=None))
+    imports = ["/bin/sleep", "600"]
+    parent: Any = supervisor._Supervisor(Plan(imports, 60, Limits(), grace=0, probe=None))
     monkeypatch.setattr(parent, "_reap", lambda: None)  # it would reap the other children of the tests
     parent._start_missing()
     pids = [worker.child.pid for worker in parent._workers]
     try:
         began = time.monotonic()
         parent._once()
-        assert time.monotonic() - began < 12 * 0.5 / 2
+        assert time.monotonic() - began < 60 * 0.5 / 2  # even if the machine stands still
         parent._once()
         assert [os.waitpid(pid, os.WNOHANG) for pid in pids] == [(0, 0)] * len(pids)
         monkeypatch.setattr(supervisor, "SILENT_AFTER", 0.0)
@@ -164,7 +164,8 @@ def test_a_silent_worker_costs_no_other_its_long_reply(
     long = 1_000_000  # more than the channel holds
     several = children(SILENT, *[REPLIES.replace("SIZE", str(long))] * 4)
     wait_until(lambda: sizes(several[1:]) == [long] * 4)
-    assert [sizes(several) for _ in range(2)] == [[None, *[long] * 4]] * 2
+    wanted = [None, *[long] * 4]  # another one may be as slow once, but not each time
+    wait_until(lambda: [sizes(several) for _ in range(2)] == [wanted] * 2)
 
 
 STOPS = """

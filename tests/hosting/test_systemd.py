@@ -68,7 +68,8 @@ def notifier(systemd: Systemd) -> Iterator[Callable[..., SystemdNotifier]]:
 Start = Callable[..., SystemdNotifier]
 
 
-def test_the_status_is_sent_when_it_changes(systemd: Systemd, notifier: Start) -> None:
+def test_the_status_is_sent_when_it_changes(systemd: Systemd, notifier: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worqr.hosting.systemd.STATUS_EVERY", 3600.0)  # it looks when it is told something
     peer = Patient(replace(WELL, ready=False, why="joining the mesh", running=0))
     each = notifier(peer)
     assert systemd.next() == ["STATUS=joining the mesh, 0 running"]

@@ -311,7 +311,7 @@ def test_a_handler_on_its_loop_cannot_stop_it(mesh: worqr.Mesh[Any]) -> None:
 def test_it_tells_how_it_stands_whenever_it_is_asked(mesh: worqr.Mesh[Any], held: Held) -> None:
     peer = mesh.join_in_thread()
     over = threading.Event()
-    seen: list[str] = []
+    seen = ["not asked yet"]
 
     def look() -> None:
         while not over.is_set():
@@ -887,8 +887,10 @@ PROGRAM = """
     import atexit, os, signal, sys, threading, time
     import trio
     import worqr
+    from worqr.hosting import peer_thread
 
-    mesh = worqr.Mesh(os.environ["URL"], prefix=os.environ["PREFIX"], patience=30)
+    short, peer_thread.EXIT_PATIENCE = peer_thread.EXIT_PATIENCE, 40.0  # the machine may stand still
+    mesh = worqr.Mesh(os.environ["URL"], prefix=os.environ["PREFIX"], patience=30, keepalive=60)
     began = threading.Event()
 
 
@@ -975,6 +977,7 @@ async def test_what_does_not_end_does_not_hold_up_the_exit(
     children = [
         program(f"""
     import asyncio
+    peer_thread.EXIT_PATIENCE, mesh.keepalive = short, 3
     stubbornly = threading.Event()
 
     async def anyhow():
@@ -1191,7 +1194,7 @@ async def test_one_that_is_left_at_the_exit(spawn: Spawn, tmp_path: Path, code: 
 FORKING = """
 import os, sys, worqr
 
-mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2], keepalive=60)
 
 def away(how):
     pid = os.fork()
@@ -1231,4 +1234,5 @@ async def test_a_fork_that_comes_out_of_its_handler_ends(server: Server, prefix:
     assert await child.line(PATIENCE) == "left"
     assert await child.ended(PATIENCE) == 0
     said = "worqr: a fork of a handler ended by an error: ValueError: in the child"
-    assert child.errors.splitlines() == [said] * 3
+    lines = [line for line in child.errors.splitlines() if "heartbeat.late" not in line]  # if the machine stands still
+    assert lines == [said] * 3

@@ -138,7 +138,7 @@ def test_sqlite_with_autocommit_of_either_kind(
 ) -> None:
     def connect() -> sqlite3.Connection:
         how: dict[str, Any] = {"autocommit": autocommit}
-        return sqlite3.connect(tmp_path / "app.db", timeout=1, **how)
+        return sqlite3.connect(tmp_path / "app.db", timeout=PATIENCE, **how)
 
     outbox, connection = new_outbox(connect), connect()
     with outbox.transaction(connection):
@@ -785,7 +785,7 @@ def test_outboxes_of_two_databases_do_not_wait_for_each_other(
     """Although their tables have one name: the lease is that of the random id in the table, which may also be emptied."""
 
     def other_file() -> sqlite3.Connection:
-        return sqlite3.connect(tmp_path / "other.db")
+        return sqlite3.connect(tmp_path / "other.db", timeout=PATIENCE)
 
     outbox, other = new_outbox(file), new_outbox(other_file)
     put(other, other_file, confirm.call(1))
