@@ -17,7 +17,7 @@ import worqr
 from tests.peer.tools import Held, Runs, eventually, serving, until
 from tests.support.children import Child
 from tests.support.clusters import Cluster, Node, cluster, cluster_of, cluster_of_module, fail_over, move_slot
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, have_patience
 from worqr.inside import client_of
 from worqr.link.session import slot_of
 
@@ -327,14 +327,16 @@ async def test_one_node_without_a_replica_stops_its_own_queues_only(cluster: Clu
     replica = cluster.replica_of(victim)
     try:
         replica.stop()
-        mesh = worqr.Mesh(cluster.url, patience=3)
+        mesh = worqr.Mesh(cluster.url)
         async with mesh.join() as peer, trio.open_nursery() as nursery:
             runs = {queue: Runs() for queue in QUEUES}
             for queue in QUEUES:
                 await nursery.start(partial(peer.serve, queue, runs[queue]))
             victim.pause()
+            have_patience(mesh, 3)
             with pytest.raises(worqr.Unavailable):
                 await mesh.queue("Q0").enqueue(b"x")
+            have_patience(mesh, PATIENCE)
             for queue in ("Q1", "Q2"):
                 await mesh.queue(queue).enqueue(b"x")
                 await runs[queue].wait(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -208,9 +209,14 @@ async def test_an_error_ends_with_patience_and_is_named(own_server: Server) -> N
     def fetch_token() -> tuple[str, str]:
         raise __import__("socket").gaierror(-2, "no such token service")  # which is no reason to give the server up
 
-    with pytest.raises(worqr.Unavailable, match=r"fetch_token raised gaierror: .*no such token service") as caught:
-        await works(mesh_of(own_server, fetch_token, patience=0.5))
-    assert "Check the host name" not in str(caught.value)
+    for patience in (0.5, 5, 15):  # if the machine stands still, patience may end before the first attempt
+        with pytest.raises(worqr.Unavailable) as caught:
+            await works(mesh_of(own_server, fetch_token, patience=patience))
+        told = str(caught.value)
+        if "fetch_token" in told:
+            break
+    assert re.search(r"fetch_token raised gaierror: .*no such token service", told)
+    assert "Check the host name" not in told
 
 
 async def test_a_wrong_password_is_not_blamed_on_the_url(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - f
 from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.support.children import Child
 from tests.support.leaks import dump
+from tests.support.patience import have_patience
 from tests.support.servers import Server, free_port
 from worqr.link import node
 
@@ -348,10 +349,11 @@ async def test_enqueueing_while_the_server_is_away(
     own_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "IDLE_CHECK", 0.0)  # a server may stop in less: what is sent then may have taken effect
-    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=2)
+    mesh = worqr.Mesh(own_server.url, prefix=prefix)
     async with mesh.connect():
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
+        have_patience(mesh, 2)
         own_server.stop()
         start = time.monotonic()
         with pytest.raises(worqr.Unavailable, match=r"enqueue waited 2\.0 s and was withdrawn") as caught:

@@ -21,7 +21,7 @@ import trio
 
 import worqr
 from tests.support.children import Child
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, have_patience
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import embedded
@@ -704,12 +704,13 @@ def test_a_result_comes_through_cut_connections(new_mesh: NewMesh, proxy: FaultP
 
 
 def test_a_server_that_is_away_is_unavailable(new_mesh: NewMesh, own_server: Server) -> None:
-    mesh = new_mesh(patience=4)
+    mesh = new_mesh()
 
     async def main() -> None:
         q = mesh.queue("Q1")
         async with mesh.connect():
             await q.count()
+            have_patience(mesh, 4)
             own_server.stop()
             counting = asyncio.create_task(q.count())
             await come(lambda: mesh._client.link._client.connector.state.name != "READY")

@@ -22,7 +22,7 @@ from worqr.client import notifications
 from worqr.client.outbox_relay import Relay, relay_messages
 from worqr.command import Command
 from worqr.keys import QueueKeys
-from worqr.link import Link
+from worqr.link import Link, session
 from worqr.peer.leader import leader as leader_relay
 
 pytestmark = [
@@ -755,8 +755,11 @@ async def test_a_part_that_cannot_be_told_delays_no_other_check() -> None:
 # Replicas
 
 
-async def test_too_few_replicas_stop_no_job_and_are_told_at_the_end(shop: Shop, new_mesh: NewMesh) -> None:
-    mesh = new_mesh(replicas=1, patience=0.5)
+async def test_too_few_replicas_stop_no_job_and_are_told_at_the_end(
+    shop: Shop, new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "REPLICAS_WAIT", 0.3)
+    mesh = new_mesh(replicas=1)
     async with mesh.connect():
         with pytest.raises(worqr.NotReplicated) as caught:
             async with mesh.batch() as batch:

@@ -11,6 +11,7 @@ import trio
 import worqr
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import at_most, eventually, spying
+from tests.support.patience import have_patience
 from tests.support.servers import Server
 
 MIB = 1 << 20
@@ -332,10 +333,11 @@ async def test_calls_that_wait_for_the_server_are_sent_when_it_is_back(own_serve
 
 
 async def test_patience_ends(own_server: Server, prefix: str) -> None:
-    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=3)
+    mesh = worqr.Mesh(own_server.url, prefix=prefix)
     double = numbered(mesh)
     async with mesh.connect():
         await double.queue.count()
+        have_patience(mesh, 3)
         own_server.stop()
 
         async def fail(send: Callable[[Any], Any]) -> None:

@@ -15,7 +15,7 @@ import worqr
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other, without_scans  # noqa: F401 - fixtures
 from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, spying, until
 from tests.support.leaks import dump, short
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, have_patience
 from tests.support.servers import Server
 from worqr.client import notifications
 
@@ -498,8 +498,9 @@ async def test_cancel_all_cancels_what_waits_and_what_runs(mesh: worqr.Mesh, oth
 
 
 async def test_a_cancel_with_wait_does_not_hang_when_the_server_is_away(own_server: Server, prefix: str) -> None:
-    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=1.5)
+    mesh = worqr.Mesh(own_server.url, prefix=prefix)
     async with mesh.connect():
+        have_patience(mesh, 1.5)
         own_server.stop()
         for wait in (0, 3):
             async with at_most(20):

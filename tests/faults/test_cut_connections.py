@@ -352,6 +352,8 @@ async def _recover(server: Server, prefix: str) -> None:
         with trio.fail_after(PATIENCE):
             while len(await mesh.workers()) > 1:
                 await trio.sleep(0.1)
+    async with mesh.connect():
+        await mesh.queue("Q4").cancel_all()  # it may have fired the schedule, which the worker had declared again
 
 
 NOT_IN_A_LIFE = {"list_marks", "list_own_claims", "list_due_schedules"}

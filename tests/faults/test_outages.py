@@ -16,7 +16,7 @@ import trio.testing
 import worqr
 from tests.link.scripts import notice
 from tests.peer.tools import until
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, have_patience
 from tests.support.servers import Server
 
 
@@ -200,8 +200,9 @@ async def test_a_full_server_refuses_new_tasks_and_lets_the_others_end(own_serve
 
 
 async def test_enqueueing_while_the_server_is_away_says_so_in_time(own_server: Server, prefix: str) -> None:
-    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=2)
+    mesh = worqr.Mesh(own_server.url, prefix=prefix)
     async with mesh.connect():
+        have_patience(mesh, 2)
         own_server.stop()
         await notice(mesh._client.link)  # else it could be written to a connection that nobody reads any more
         with trio.fail_after(PATIENCE), pytest.raises(worqr.Unavailable) as caught:

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from tests.link.scripts import until
+from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.link import Link, LinkSettings, TrioDriver
 
 LinkTo = Callable[..., Awaitable[Link]]
+
+NEVER_SILENT = dict.fromkeys(("connect_timeout", "socket_timeout", "pong_timeout"), 10 * PATIENCE)
+"""Settings of a link that waits for a server, or a machine, that stands still: it makes no other connection."""
 
 
 @pytest.fixture
@@ -46,16 +50,16 @@ async def link_to() -> AsyncIterator[LinkTo]:
 @pytest.fixture
 async def link(link_to: LinkTo, server: Server) -> Link:
     """A link to the server that many tests share."""
-    return await link_to(server.url)
+    return await link_to(server.url, **NEVER_SILENT)
 
 
 @pytest.fixture
 async def own_link(link_to: LinkTo, own_server: Server) -> Link:
     """A link to a server of the test's own."""
-    return await link_to(own_server.url)
+    return await link_to(own_server.url, **NEVER_SILENT)
 
 
 @pytest.fixture
 async def proxied(link_to: LinkTo, proxy: FaultProxy) -> Link:
     """A link to a server behind a proxy."""
-    return await link_to(proxy.url)
+    return await link_to(proxy.url, **NEVER_SILENT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.support.patience import until as until
 from worqr.command import Command
 from worqr.errors import UsageError
 from worqr.link import Link
+from worqr.link.cluster import ClusterRouter
 from worqr.lua import Script
 
 
@@ -79,6 +81,13 @@ class Outcomes:
 async def notice(link: Link) -> None:
     """Let a link find out that its server is gone, with a request that is of no account."""
     await until(lambda: link.post(ECHO_CALL, lambda *_: None) or link._client.connector.state.name != "READY")  # type: ignore[func-returns-value]
+
+
+async def knows_why(link: Link, cause: str) -> None:
+    """Until a link has found out why it has no server. Only then is it in the error of a call with little patience."""
+    client = link._client
+    outage = client.topology.outage if isinstance(client, ClusterRouter) else client.outage
+    await until(lambda: re.search(cause, outage.cause), what=f"{cause!r} as the cause of an outage")
 
 
 async def kill_connections(link: Link, client: Any, kind: str = "normal") -> None:

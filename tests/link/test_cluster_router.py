@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from tests.link.conftest import LinkTo
-from tests.link.scripts import append, echo, lines, until
+from tests.link.scripts import append, echo, knows_why, lines, until
 from tests.link.test_subscriptions import listener
 from tests.support.clusters import Cluster, Node, cluster, cluster_of_module, fail_over, move_slot
 from tests.support.patience import PATIENCE
@@ -126,6 +126,7 @@ async def test_one_seed_is_enough_whichever_it_is(cluster: Cluster, link_to: Lin
 
 async def test_nobody_answers(link_to: LinkTo) -> None:
     link = await link_to("redis+cluster://127.0.0.1:1,127.0.0.1:2", ready=False, patience=0.5)
+    await knows_why(link, "refused")
     with pytest.raises(
         Unavailable,
         match=r"^Could not connect to redis\+cluster://127\.0\.0\.1:1,127\.0\.0\.1:2.*refused",

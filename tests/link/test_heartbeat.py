@@ -33,7 +33,7 @@ class Beats:
     """A heartbeat, and all that it asked and was told."""
 
     def __init__(
-        self, link: Link, prefix: str, *, every: float = 0.05, block_limit: float = 60, timeout: float = 1.5
+        self, link: Link, prefix: str, *, every: float = 0.05, block_limit: float = 60, timeout: float = PATIENCE
     ) -> None:
         self.made: list[tuple[int, bool]] = []
         self.replies: list[int] = []
@@ -119,12 +119,19 @@ async def test_a_connection_that_is_silently_dead_is_left_in_time(
     link_to: LinkTo, proxy: FaultProxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One answer is waited for, for `timeout` and no longer; the next beat goes out at once, on a new connection."""
-    beats = await beating(await link_to(proxy.url), prefix, 2, every=0.2, timeout=0.6)
+    beats = await beating(await link_to(proxy.url), prefix, 2, every=0.2)
     [hole] = connections_of(proxy)
     acked, replies = beats.heartbeat.acked_at, len(beats.replies)
     monkeypatch.setattr(heartbeat, "_RETRY", 2 * PATIENCE)
     proxy.blackhole(hole)
     beats.heartbeat._every = 2 * PATIENCE  # the beat after the one that gets lost does not come by itself
+    connection, timeouts = beats.heartbeat._connection, iter([0.6])
+
+    def make(n: int, turning: bool) -> Command[int]:
+        connection._timeout = next(timeouts, PATIENCE)  # of the beat that gets lost; others have the time they need
+        return beats.make(n, turning)
+
+    monkeypatch.setattr(beats.heartbeat, "_make", make)
     await until(lambda: beats.heartbeat.errors, what="a beat that is given up")
     assert boottime() - acked >= 0.6
     assert "no answer for 0.6 s" in beats.heartbeat.last_error
@@ -231,7 +238,7 @@ async def test_beats_go_on_after(
     link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "worqr.link")
-    beats = await beating(await link_to(proxy.url), prefix, 3)
+    beats = await beating(await link_to(proxy.url), prefix, 3, timeout=1.5 if way == "half-open" else PATIENCE)
     seen, acked = len(beats.replies), beats.heartbeat.acked_at
     with server.client() as client:
         if way == "kill":
@@ -252,7 +259,7 @@ async def test_an_outage_is_tried_twice_a_second(link_to: LinkTo, own_server: Se
     beats = await beating(await link_to(own_server.url), prefix, 1, every=1)
     own_server.stop()
     await until(lambda: beats.heartbeat.errors)
-    before, acked, began = beats.heartbeat.errors, beats.heartbeat.acked_at, time.monotonic()
+    began, before, acked = time.monotonic(), beats.heartbeat.errors, beats.heartbeat.acked_at
     await until(lambda: beats.heartbeat.errors >= before + 3)
     assert 0.95 <= time.monotonic() - began < 20
     assert beats.heartbeat.acked_at == acked

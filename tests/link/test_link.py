@@ -252,6 +252,8 @@ async def main():
             break
     print(await old.call(echo("goes on")), flush=True)
     new.start()
+    while "ulimit" not in new._client.outage.cause:
+        await trio.sleep(0.01)
     try:
         await new.wait_ready()
     except Unavailable as error:

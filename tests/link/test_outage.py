@@ -14,24 +14,26 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from tests.link.conftest import LinkTo
-from tests.link.scripts import Outcomes, append, echo, kill_connections, lines, log, notice, until
+from tests.link.conftest import NEVER_SILENT, LinkTo
+from tests.link.scripts import Outcomes, append, echo, kill_connections, knows_why, lines, log, notice, until
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.errors import ClaimLost, NotReplicated, RefusedByServer, Unavailable, WrongVersion
 from worqr.link import Link, WorkerHandle
 
-IN_TIME = 4.5
-"""Seconds: more than the patience, by what a slow machine may take; less than the 5 s after which a silent server is given up."""
+IN_TIME = PATIENCE / 2
+"""Seconds: more than the patience, by what a machine may take that stands still; less than all else that ends a wait here."""
 
 # Before the first connection
 
 
 async def test_nobody_there_at_the_start_ends_with_patience(link_to: LinkTo) -> None:
+    link = await link_to("redis://ada:hunter2@127.0.0.1:1/0", ready=False, patience=1.5)
+    await knows_why(link, "refused")
     began = time.monotonic()
     with pytest.raises(Unavailable, match=r"redis://ada:\*\*\*@127.0.0.1:1/0 .*refused") as caught:
-        await link_to("redis://ada:hunter2@127.0.0.1:1/0", patience=1.5)
+        await link.wait_ready()
     assert 1.5 <= time.monotonic() - began < IN_TIME
     assert "hunter2" not in str(caught.value)
 
@@ -47,10 +49,8 @@ async def test_a_server_that_comes_later_is_found(link_to: LinkTo, own_server: S
 
 async def test_a_wrong_password_is_refused_at_once(link_to: LinkTo, own_server: Server) -> None:
     url = own_server.tcp_url.replace("redis://", "redis://ada:hunter2@")
-    began = time.monotonic()
-    with pytest.raises(RefusedByServer, match="WRONGPASS") as caught:
-        await link_to(url)
-    assert time.monotonic() - began < IN_TIME
+    with trio.fail_after(PATIENCE), pytest.raises(RefusedByServer, match="WRONGPASS") as caught:
+        await link_to(url, patience=10 * PATIENCE)
     assert "hunter2" not in f"{caught.value} {caught.value.__cause__}"
 
 
@@ -95,8 +95,10 @@ async def test_a_server_that_is_too_old_is_refused_at_once(link_to: LinkTo) -> N
 async def test_a_replica_is_waited_for(link_to: LinkTo, own_server: Server) -> None:
     with own_server.client() as client:
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        link = await link_to(own_server.url, ready=False, patience=0.5)
+        await knows_why(link, "replica")
         with pytest.raises(Unavailable, match="replica"):
-            await link_to(own_server.url, patience=3)
+            await link.wait_ready()
         client.execute_command("REPLICAOF", "NO", "ONE")
 
 
@@ -265,7 +267,7 @@ async def test_patience_ends_while_connecting_hangs(link_to: LinkTo, proxy: Faul
     proxy.blackhole()
     began = time.monotonic()
     with pytest.raises(Unavailable):
-        await link_to(proxy.url, patience=0.3)
+        await link_to(proxy.url, patience=0.3, **NEVER_SILENT)
     assert time.monotonic() - began < IN_TIME
 
 
@@ -400,9 +402,10 @@ async def test_a_password_that_changed_is_named_and_a_mended_one_works(link_to: 
         link = await link_to(own_server.tcp_url.replace("redis://", "redis://ada:old@"))
         client.execute_command("ACL", "SETUSER", "ada", "resetpass", ">new")
         await kill_connections(link, client)
+    await knows_why(link, "WRONGPASS")
     with own_server.client() as client:
         with pytest.raises(Unavailable, match="WRONGPASS"):
-            await link.call(echo("a"), patience=1.5)
+            await link.call(echo("a"), patience=0.3)
         client.execute_command("ACL", "SETUSER", "ada", "resetpass", ">old")
         assert await link.call(echo("b")) == "b"
 
@@ -414,9 +417,9 @@ async def test_calls_end_when_replicas_are_counted_and_no_request_waits_for_it(
     proxied: Link, proxy: FaultProxy, prefix: str
 ) -> None:
     held = proxy.hold_reply(matching=b"$4\r\nWAIT\r\n", nth=3, on="data")
-    with pytest.raises(NotReplicated):
-        await proxied.call(replace(append(prefix, "x"), replicas=1))
-    assert held.fired
+    while not held.fired:  # a machine that stands still may ask once or twice in the time that a call has
+        with pytest.raises(NotReplicated):
+            await proxied.call(replace(append(prefix, "x"), replicas=1))
     with trio.fail_after(PATIENCE), pytest.raises(Unavailable):
         await proxied.call(echo("b"), patience=0.5)
     held.release()

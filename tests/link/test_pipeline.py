@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.link.conftest import LinkTo
-from tests.link.scripts import ECHO, Outcomes, append, echo, kill_connections, lines, log, script, until
+from tests.link.scripts import ECHO, Outcomes, append, echo, kill_connections, knows_why, lines, log, script, until
 from tests.support.servers import Server
 from worqr.command import Command
 from worqr.errors import ClaimSettled, QueueFull, RefusedByServer, Unavailable, UsageError, WorqrBug
@@ -318,11 +318,13 @@ async def test_a_primary_that_becomes_a_replica_is_left_and_tried_again(
     await own_link.call(log(prefix, "a"))
     with own_server.client() as client:
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        own_link.post(log(prefix, "b"), Outcomes())
+        await knows_why(own_link, "READONLY")
         with pytest.raises(Unavailable, match="READONLY"):
-            await own_link.call(log(prefix, "b"), patience=1.5)
+            await own_link.call(log(prefix, "impatient"), patience=0.5)
         client.execute_command("REPLICAOF", "NO", "ONE")
-        assert await own_link.call(log(prefix, "c")) == 2
-        assert client.lrange(f"{prefix}:{{Q}}", 0, -1) == [b"a", b"c"]
+        assert await own_link.call(log(prefix, "c")) == 3
+        assert client.lrange(f"{prefix}:{{Q}}", 0, -1) == [b"a", b"b", b"c"]
     assert own_link.connections > 1
 
 

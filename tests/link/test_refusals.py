@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.link.conftest import LinkTo
-from tests.link.scripts import Outcomes, append, echo, lines, script, until
+from tests.link.scripts import Outcomes, append, echo, knows_why, lines, script, until
 from tests.support.sentinels import raw
 from tests.support.servers import Server
 from tests.support.troubles import TROUBLES, Trouble, troubled_server
@@ -39,8 +39,9 @@ async def test_what_passes_is_waited_for(
     waiting = Outcomes()
     link.post(append("t", "meanwhile"), waiting)
     await until(lambda: lines(caplog, "link.lost"))
+    await knows_why(link, str(trouble))
     with pytest.raises(Unavailable) as caught:
-        await link.call(append("t", "impatient"), patience=1.5)
+        await link.call(append("t", "impatient"), patience=0.5)
     assert re.search(str(trouble), str(caught.value)), caught.value
     assert caught.value.sent is not True
     assert not waiting.all
@@ -119,7 +120,8 @@ async def test_a_user_who_was_switched_off_is_waited_for(link_to: LinkTo, own_se
     admin.execute_command("ACL", "SETUSER", "bob", "on", ">pw", "~*", "&*", "+@all")
     link = await link_to(own_server.tcp_url.replace("redis://", "redis://bob:pw@"))
     admin.execute_command("ACL", "DELUSER", "bob")  # which ends his connections
+    await knows_why(link, "WRONGPASS")
     with pytest.raises(Unavailable, match="WRONGPASS"):
-        await link.call(echo("a"), patience=1.5)
+        await link.call(echo("a"), patience=0.5)
     admin.execute_command("ACL", "SETUSER", "bob", "on", ">pw", "~*", "&*", "+@all")
     assert await link.call(echo("b")) == "b"

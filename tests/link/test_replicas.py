@@ -141,19 +141,26 @@ def test_the_time_is_two_seconds_or_what_is_left_of_the_callers_patience(
 async def test_patience_is_a_bound(link_to: LinkTo, pair: Pair, mine: str) -> None:
     pair.replica.pause()
     link = await link_to(pair.primary.tcp_url)
-    with pytest.raises(NotReplicated), trio.fail_after(PATIENCE / 2):
-        await link.call(enqueue(mine, b"a"), patience=0.5)
+    for patience in (0.5, 5, 15):  # a machine that stands still may not get the primary's reply in so short a time
+        with pytest.raises((NotReplicated, Unavailable)) as caught, trio.fail_after(PATIENCE / 2):
+            await link.call(enqueue(mine, b"a"), patience=patience)
+        if isinstance(caught.value, NotReplicated):
+            return
+    raise caught.value
 
 
 async def test_each_gets_what_it_wants_and_no_more(link: Link, mine: str) -> None:
-    outcomes = [Outcomes() for _ in range(3)]
-    with link.together:
-        for n, each in enumerate(outcomes):
-            link.post(enqueue(mine, b"%d" % n, replicas=n), each, patience=1 if n == 2 else PATIENCE)
-    for each in outcomes:
-        await each.wait(1)
-    assert [each.all[0] for each in outcomes[:2]] == [(1, None)] * 2
-    value, error = outcomes[2].all[0]
+    for patience in (1, 5, 15):  # a machine that stands still may not get the primary's reply in so short a time
+        outcomes = [Outcomes() for _ in range(3)]
+        with link.together:
+            for n, each in enumerate(outcomes):
+                link.post(enqueue(mine, b"%d" % n, replicas=n), each, patience=patience if n == 2 else PATIENCE)
+        for each in outcomes:
+            await each.wait(1)
+        assert [each.all[0] for each in outcomes[:2]] == [(1, None)] * 2
+        value, error = outcomes[2].all[0]
+        if isinstance(error, NotReplicated):
+            break
     assert value == 1
     assert isinstance(error, NotReplicated)
     assert (error.wanted, error.reached) == (2, 1)

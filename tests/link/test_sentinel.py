@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.link.conftest import LinkTo
-from tests.link.scripts import ECHO_CALL, Outcomes, append, echo, lines, until
+from tests.link.scripts import ECHO_CALL, Outcomes, append, echo, knows_why, lines, until
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.sentinels import SERVICE, FakeSentinel, Sentinel, run_id, started
@@ -27,7 +27,8 @@ ENDLESS = 1000.0
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks follow each other faster than they do for users."""
+    """Looks follow each other faster than they do for users. A Sentinel is waited for while the machine stands still."""
+    monkeypatch.setattr(sentinel, "_TIMEOUT", PATIENCE)
     monkeypatch.setattr(sentinel, "_LOOK_EVERY", 0.1)
     monkeypatch.setattr(sentinel, "_LOOK_AGAIN", 0.05)
 
@@ -140,13 +141,14 @@ async def test_nobody_there_at_the_start_ends_with_patience_and_who_comes_later_
     late = says(server)
     late.close()
     link = await link_to(late.url, ready=False, patience=1)
+    await knows_why(link, "refused")
     with pytest.raises(
         Unavailable, match=rf"Could not connect to redis\+sentinel://.*127\.0\.0\.1:{late.port}.*refused"
     ):
         await link.wait_ready()
     late.open()
     await until(lambda: link.connections == 1)
-    assert await link.call(echo("a")) == "a"
+    assert await link.call(echo("a"), patience=PATIENCE) == "a"
 
 
 # Following it
@@ -267,12 +269,13 @@ async def test_a_replica_that_is_named_as_the_primary_is_not_used(
 ) -> None:
     own_server.client().execute_command("REPLICAOF", "127.0.0.1", "1")
     teller = says(own_server)
-    link = await link_to(teller.url, ready=False, patience=2)
+    link = await link_to(teller.url, ready=False, patience=1)
+    await knows_why(link, "replica")
     with pytest.raises(Unavailable, match="replica"):
         await link.wait_ready()
     teller.primary, teller.epoch = server.port, 2
     await until(lambda: link.connections == 1)
-    assert await link.call(echo("a")) == "a"
+    assert await link.call(echo("a"), patience=PATIENCE) == "a"
 
 
 # Whom to believe

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -280,12 +281,16 @@ async def test_a_channel_that_was_refused_is_asked_for_again(
 
 async def test_who_waits_in_vain_hears_why_there_is_no_second_connection(link_to: LinkTo, own_server: Server) -> None:
     with own_server.client() as client:
-        link = await link_to(own_server.url, patience=1.0)
+        link = await link_to(own_server.url)
+        patient, link.settings = link.settings, replace(link.settings, patience=1.0)
         client.config_set("maxclients", len(client.client_list()))
+        link.subscriptions.open(["b"], lambda *_: None, lambda: None)
+        await until(lambda: "max number of clients" in link.subscriptions.problem)  # type: ignore[union-attr]
         with pytest.raises(Unavailable, match="within 1 s: .*max number of clients"):
             async with subscribed(link, "a", lambda _message: None):
                 raise AssertionError("it is confirmed")
         client.config_set("maxclients", 100)
+        link.settings = patient
         async with subscribed(link, "a", lambda _message: None):
             pass
 

@@ -19,6 +19,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.link.conftest import NEVER_SILENT
 from tests.link.scripts import append, echo, lines, log
 from tests.support.children import Child
 from tests.support.patience import PATIENCE, wait_until
@@ -72,7 +73,7 @@ NewLink = Callable[..., Link]
 
 @pytest.fixture
 def link(new_link: NewLink, server: Server) -> Link:
-    return new_link(server.url)
+    return new_link(server.url, **NEVER_SILENT)
 
 
 def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
@@ -485,7 +486,7 @@ import signal, sys, threading
 from tests.link.scripts import append, echo
 from worqr.link import Link, LinkSettings, ThreadDriver, run_blocking
 
-link = Link(LinkSettings(sys.argv[1], patience=60), ThreadDriver())
+link = Link(LinkSettings(sys.argv[1], patience=600), ThreadDriver())
 link.start()
 run_blocking(link.wait_ready())
 assert run_blocking(link.call(append(sys.argv[2], "a")))[1] == 1
@@ -517,7 +518,7 @@ async def test_an_interrupt_ends_a_wait_and_withdraws_the_request(
     for name in ("call", "call_all"):
         await child.line_with("waits")
         child.signal(signal.SIGINT)
-        assert await child.line(5) == f"{name} was interrupted"
+        assert await child.line(PATIENCE / 2) == f"{name} was interrupted"
     own_server.start()
     child.send("it is back")
     length, number, lowest = eval(await child.line())

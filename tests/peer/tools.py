@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 import trio
 
 import worqr
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, have_patience
 from tests.support.patience import until as until
 from tests.support.servers import Server
 from worqr.lua import all_scripts
@@ -122,10 +121,10 @@ async def at_most(seconds: float = 15) -> AsyncGenerator[None]:
 @contextmanager
 def impatient(mesh: worqr.Mesh, seconds: float = 1) -> Iterator[None]:
     """In the block, nothing that the mesh asks for is waited for longer. Elsewhere a machine that stands still has time."""
-    link = mesh._client.link
-    before, link.settings = link.settings, replace(link.settings, patience=seconds)
+    before = mesh._client.link.settings.patience
+    have_patience(mesh, seconds)
     yield
-    link.settings = before
+    have_patience(mesh, before)
 
 
 class Spy:

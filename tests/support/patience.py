@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import trio
+
+import worqr
 
 PATIENCE = 60.0
 """Seconds. CI machines are slow, shared, and stand still for a second now and then."""
@@ -25,3 +28,9 @@ def wait_until(condition: Callable[[], object], within: float = PATIENCE, what: 
     while not condition():
         assert time.monotonic() < deadline, f"not within {within:g} s: {what or condition}"
         time.sleep(0.005)
+
+
+def have_patience(mesh: worqr.Mesh, seconds: float) -> None:
+    """Give the calls of a connected mesh this patience. If it is short, a machine that stands still may need more to connect."""
+    link = mesh._client.link
+    link.settings = replace(link.settings, patience=seconds)

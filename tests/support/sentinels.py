@@ -23,8 +23,12 @@ DOWN_AFTER = 1000
 """Milliseconds after which a server that does not answer counts as down."""
 FAILOVER_TIMEOUT = 2000
 """Milliseconds; when Sentinels have split their votes, they try again after twice that."""
-_EAGER = ("info-period", "200", "publish-period", "200", "ask-period", "200")
-_USUAL = ("info-period", "10000", "publish-period", "2000", "ask-period", "1000")
+_TILT = ("tilt-period", "3000")
+"""For how long a Sentinel only looks on after the machine stood still. By default 30 s: if a primary dies meanwhile, it would
+find its replicas out of step for too long afterwards, and promote none.
+"""
+_EAGER = ("info-period", "200", "publish-period", "200", "ask-period", "200", *_TILT)
+_USUAL = ("info-period", "10000", "publish-period", "2000", "ask-period", "1000", *_TILT)
 
 
 class Sentinel(Server):
