@@ -26,7 +26,17 @@ from tests.support.patience import PATIENCE, wait_until
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import Server
 from worqr.errors import Unavailable, UsageError
-from worqr.link import Link, LinkSettings, Signal, ThreadDriver, TrioDriver, Waiter, driver_here, run_blocking
+from worqr.link import (
+    Link,
+    LinkSettings,
+    Signal,
+    ThreadDriver,
+    TrioDriver,
+    Waiter,
+    driver_here,
+    run_blocking,
+    thread_driver,
+)
 from worqr.link.driver import wake_all
 from worqr.link.session import Session
 
@@ -714,6 +724,40 @@ def test_ctrl_c_at_any_call_of_a_function_of_the_thread_that_drives_leaves_no_ot
         link.close()  # it may send again, and the next fault is not for that
         at += 1
     assert at > 10
+
+
+def test_a_run_that_is_cancelled_before_its_thread_drives_ends_the_wait(
+    new_link: NewLink, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just after the look whether it is: what wakes the thread then finds nobody who drives."""
+
+    class CancelledAfterTheFirstLook:
+        looks = 0
+        wake: Callable[[], object]
+
+        def add_wait(self, wake: Callable[[], object]) -> None:
+            self.wake = wake
+
+        def remove_wait(self, wake: Callable[[], object]) -> None:
+            pass
+
+        def check_wait(self) -> None:
+            self.looks += 1
+            if self.looks > 1:
+                raise KeyError("cancelled")
+            in_threads(1, lambda _: self.wake())
+
+    run = CancelledAfterTheFirstLook()
+    link = new_link(server.url)
+    run_blocking(link.call(echo("connected")))
+    link.driver._timers.clear()  # type: ignore[attr-defined]  # one of them would wake the thread at last
+    signalled = Signal(link.driver)
+    timer = threading.Timer(PATIENCE / 4, signalled.set)
+    timer.start()
+    monkeypatch.setattr(thread_driver, "run_here", lambda: run)
+    with pytest.raises(KeyError, match="cancelled"):
+        run_blocking(signalled.wait())
+    timer.cancel()
 
 
 @pytest.mark.parametrize("since", ["_readable", "receive_all"])

@@ -456,7 +456,7 @@ def wait_for_room(mesh: worqr.Mesh) -> None:
 
 def wait_for_an_end(mesh: worqr.Mesh) -> None:
     job = worqr.sync(mesh.queue("Q3").dispatch, b"child")
-    while worqr.sync(job.status).state != "active":
+    while worqr.sync(job.status).progress is None:  # a run that has not begun would end at once
         worqr.current().check_cancelled()
     worqr.sync(job.cancel, wait=3600)
 
@@ -478,6 +478,10 @@ async def test_a_thread_that_waits_for_the_server_ends_with_its_run(
 ) -> None:
     begun, stubborn, ends = threading.Event(), threading.Event(), list[type[BaseException]]()
 
+    def never_ending(_: bytes) -> None:
+        worqr.current().progress(0.5)
+        stubborn.wait()
+
     def handler(_: Any) -> None:
         begun.set()
         try:
@@ -494,7 +498,7 @@ async def test_a_thread_that_waits_for_the_server_ends_with_its_run(
         await asyncio.to_thread(handler, task)
 
     async with mesh.join(grace=60) as peer, trio.open_nursery() as nursery:
-        await nursery.start(peer.serve, "Q3", lambda _task: stubborn.wait() and None)
+        await nursery.start(peer.serve, "Q3", never_ending)
         if place == "list":
             await nursery.start(partial(peer.serve_list, "Q1", handler, batch_size=2))
         elif place == "thread of a task on asyncio":

@@ -362,6 +362,8 @@ class ThreadDriver(Driver):
             gate.is_awake = False  # before it is checked: who opens the gate does so before this is read
             if gate.is_open:
                 return
+            if run is not None:  # also if it was cancelled before this thread took over: that has woken nothing
+                run.check_wait()
             ready = reactor.wait(until(self._wakes_at))
             gate.is_awake = True
             if self._gathering:
@@ -370,8 +372,6 @@ class ThreadDriver(Driver):
             if gate.is_open:
                 return
             check_limits()
-            if run is not None:
-                run.check_wait()
 
     def _handle(self, ready: list[tuple[ReactorWatch, int]]) -> None:
         """Use what the sockets have, and run the timers that are due."""
