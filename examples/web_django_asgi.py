@@ -36,7 +36,7 @@ async def reports(request: HttpRequest, name: str) -> JsonResponse:
         job = await report.options(id=name).dispatch(name, int(request.GET.get("pages", "10")))
         return JsonResponse({"id": job.id, "outcome": job.outcome}, status=202)
     if request.method == "DELETE":
-        count = await job.cancel(reason="cancelled by the user", wait=5)
+        count = await job.cancel(reason="cancelled by the user", wait=10)
         return JsonResponse({"removed": count.waiting, "stopped": count.acknowledged})
     status = await job.status()
     return JsonResponse({"state": status.state, "worker": status.worker, "message": status.message})

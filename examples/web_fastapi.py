@@ -59,7 +59,7 @@ async def fetch(name: str, wait: float = 0) -> dict[str, str]:
 
 @app.delete("/reports/{name}")
 async def cancel(name: str) -> dict[str, int]:
-    count = await report.job(name).cancel(reason="cancelled by the user", wait=5)
+    count = await report.job(name).cancel(reason="cancelled by the user", wait=10)
     return {"removed": count.waiting, "stopped": count.acknowledged}
 
 

@@ -49,7 +49,7 @@ def fetch(name: str) -> dict[str, str]:
 
 @app.delete("/reports/<name>")
 def cancel(name: str) -> dict[str, int]:
-    count = worqr.sync(report.job(name).cancel, reason="cancelled by the user", wait=5)
+    count = worqr.sync(report.job(name).cancel, reason="cancelled by the user", wait=10)
     return {"removed": count.waiting, "stopped": count.acknowledged}
 
 

@@ -75,7 +75,7 @@ async def fetch(request: Request) -> JSONResponse:
 
 
 async def cancel(request: Request) -> JSONResponse:
-    count = await report.job(request.path_params["name"]).cancel(reason="cancelled by the user", wait=5)
+    count = await report.job(request.path_params["name"]).cancel(reason="cancelled by the user", wait=10)
     return JSONResponse({"removed": count.waiting, "stopped": count.acknowledged})
 
 

@@ -293,7 +293,7 @@ def test_a_cancel_that_waits(anywhere: Run, app: App) -> None:
             job = await app.hold.options(id="one").dispatch("one")
             other = await app.hold.dispatch("other")
             for each in (job, other):
-                await until(lambda each=each: _state(each), "active")  # type: ignore[misc]
+                await until(lambda each=each: _progress(each), 0.5)  # type: ignore[misc]  # it has begun
             assert await job.cancel(reason="enough", wait=PATIENCE) == worqr.CancelCount(0, 1, 1)
             assert app.ended == ["cancel"]
             with pytest.raises(worqr.JobCancelled, match="enough"):
@@ -305,8 +305,8 @@ def test_a_cancel_that_waits(anywhere: Run, app: App) -> None:
         anywhere(main)
 
 
-async def _state(job: worqr.Job[Any]) -> str:
-    return (await job.status()).state
+async def _progress(job: worqr.Job[Any]) -> float | None:
+    return (await job.status()).progress
 
 
 def test_watching_a_job(anywhere: Run, app: App) -> None:
