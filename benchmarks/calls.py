@@ -6,6 +6,7 @@ count as well.
 
 from __future__ import annotations
 
+import asyncio
 import cProfile
 import types
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -105,6 +106,9 @@ class Calls:
         async with self.mesh.connect():
             return await counted(lambda: self.order.enqueue(1, "abc"), count)
 
+    async def on_asyncio(self, count: int) -> Counts:
+        return await trio.to_thread.run_sync(lambda: asyncio.run(self.typed(count)))
+
     async def raw(self, count: int) -> Counts:
         async with self.mesh.connect():
             return await counted(lambda: self.queue.enqueue(b"x"), count)
@@ -153,6 +157,7 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     for what, found, most in (
         ("raw, Trio", await calls.raw(count), RAW),
         ("typed, Trio", await calls.typed(count), TYPED),
+        ("typed, asyncio", await calls.on_asyncio(count), TYPED),
         ("typed, blocking", await calls.blocking(count), BLOCKING),
     ):
         rows += [

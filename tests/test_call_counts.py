@@ -19,6 +19,8 @@ LIMITS = {
     "enqueue, raw, Trio: waits": 1,
     "enqueue, typed, Trio": 137 * MARGIN,
     "enqueue, typed, Trio: waits": 1,
+    "enqueue, typed, asyncio": 118 * MARGIN,
+    "enqueue, typed, asyncio: waits": 1,
     "enqueue, typed, blocking": 122 * MARGIN,
     "enqueue, typed, blocking: waits": 1,
     "worker, one task after the other": 425 * MARGIN,

@@ -63,7 +63,9 @@ def loop_here() -> object | None:
 
 def can_wait_here() -> bool:
     """Return True if a coroutine that is made here can be awaited here: a loop runs in this thread, or `as_sync` does."""
-    return here.in_sync or trio.lowlevel.in_trio_run() or _asyncio_loop() is not None
+    if here.in_sync or (_running_loop is not None and _running_loop() is not None):
+        return True
+    return trio.lowlevel.in_trio_run() or _asyncio_loop() is not None
 
 
 def loop_name_here() -> Literal["Trio", "asyncio", ""]:
@@ -86,15 +88,20 @@ def driver_here() -> Driver:
     return ThreadDriver()
 
 
+_running_loop: Callable[[], object | None] | None = None
+"""What returns the asyncio loop of this thread, once the program has imported asyncio. It raises nothing where none runs."""
+
+
 def _asyncio_loop() -> object | None:
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is None:
-        return None
-    try:
-        loop: object = asyncio._get_running_loop()  # unlike get_running_loop, without an error where none runs
-    except AttributeError:  # another thread is importing asyncio now
-        return None
-    return loop
+    global _running_loop  # noqa: PLW0603
+    running = _running_loop
+    if running is None:
+        asyncio = sys.modules.get("asyncio")
+        running = getattr(asyncio, "_get_running_loop", None)  # missing, too, while another thread is importing asyncio
+        if running is None:
+            return None
+        _running_loop = running
+    return running()
 
 
 # What the server reports of itself: numbers for metrics, and everything for people. One short connection each time, which
