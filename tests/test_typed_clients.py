@@ -280,8 +280,8 @@ async def test_a_request_whose_reply_is_lost_is_sent_again_and_stored_once(
     assert compiled(mesh, code) == ""
     proxy = proxy_to(own_server)
     faults = [
-        proxy.drop_reply(script("enqueue").sha, nth=50, on=0),
-        proxy.drop_reply(script("dispatch_jobs").sha, nth=50, on=1),
+        proxy.drop_reply(script("enqueue").sha, nth=50),
+        proxy.drop_reply(script("dispatch_jobs").sha, nth=50),
     ]
     said = await output(["node", "use.js"], {**environment, "REDIS_URL": proxy.url}, tmp_path)
     assert ([each.fired for each in faults], said) == ([True, True], "100\n")
