@@ -63,6 +63,7 @@ def loop_here() -> object | None:
 
 def can_wait_here() -> bool:
     """Return True if a coroutine that is made here can be awaited here: a loop runs in this thread, or `as_sync` does."""
+    # asyncio first: where Trio does not run, its check takes long
     if here.in_sync or (_running_loop is not None and _running_loop() is not None):
         return True
     return trio.lowlevel.in_trio_run() or _asyncio_loop() is not None
